@@ -1,0 +1,5 @@
+"""`python -m proxy` is `strata`."""
+
+from proxy.cli import main
+
+main()

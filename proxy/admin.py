@@ -1,0 +1,102 @@
+"""The proxy's own routes: is it alive, its metrics, and what it knows of a conversation."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from proxy.downstream import JSON, error_body
+from proxy.errors import NOT_FOUND, UNKNOWN_KEY, Fault, StrataError
+from proxy.memory.store import Keys, Store, Unavailable
+from proxy.observe.metrics import Metrics
+from proxy.tenants import Tenants
+
+_UNAVAILABLE = Fault(status=503, type="server_error", code="memory_unavailable")
+
+
+class Admin:
+    """Handlers as Starlette wants them."""
+
+    def __init__(
+        self, *, tenants: Tenants, store: Store, keys: Callable[[], Keys], metrics: Metrics, token: str | None
+    ) -> None:
+        self._tenants = tenants
+        self._store = store
+        self._keys = keys
+        self._metrics = metrics
+        self._token = token
+
+    async def livez(self, _: Request) -> Response:
+        """Answer while the process runs."""
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, _: Request) -> Response:
+        """Say whether requests are served; without Redis they are, with less memory."""
+        state = "degraded" if self._store.degraded else "ok"
+        return _json({"status": "ready", "store": state})
+
+    async def metrics(self, request: Request) -> Response:
+        """Expose Prometheus's text, behind the admin token when one is set."""
+        if self._token is not None and not _bears(request, self._token):
+            return PlainTextResponse(
+                "401: /metrics needs the admin token: Authorization: Bearer <STRATA_ADMIN_TOKEN>\n",
+                status_code=401,
+                headers={"www-authenticate": "Bearer"},
+            )
+        body, kind = self._metrics.expose(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
+    async def conversation(self, request: Request) -> Response:
+        """Show or delete a named conversation: `GET` or `DELETE /strata/conversations/{id}?user=…`."""
+        name = request.path_params["id"]
+        try:
+            tenant = self._tenants.resolve(dict(request.headers), request.url.query)
+        except StrataError as error:
+            return _error(UNKNOWN_KEY, error.message)
+        keys = self._keys()
+        digest = keys.conversation(keys.partition(tenant.owner), name, request.query_params.get("user", ""))
+        if request.method == "DELETE":
+            try:
+                known = await self._store.forget(digest)
+            except Unavailable as error:
+                return _error(_UNAVAILABLE, str(error))
+            return _json({"id": name, "object": "conversation.deleted", "deleted": True}) if known else _missing(name)
+        view = await self._store.view(digest)
+        if view is None:
+            return _missing(name)
+        return _json(
+            {
+                "id": name,
+                "object": "conversation",
+                "updated_at": view.at,
+                "turns": view.turns,
+                "requests": view.requests,
+                "prompt_tokens": view.prompt_tokens,
+                "cached_tokens": view.cached_tokens,
+                "layers": [
+                    {"layer": layer, "tokens": tokens, "sha256": digest} for layer, tokens, digest in view.layers
+                ],
+                "library": [{"id": label, "type": tag, "sha256": digest} for label, tag, digest in view.library],
+            }
+        )
+
+
+def _bears(request: Request, token: str) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _missing(name: str) -> Response:
+    return _error(NOT_FOUND, f"No conversation {name!r} of this key is remembered.")
+
+
+def _error(fault: Fault, message: str) -> Response:
+    return Response(error_body(fault, message), status_code=fault.status, media_type=JSON.decode())
+
+
+def _json(value: dict[str, object]) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON.decode())

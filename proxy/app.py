@@ -1,0 +1,165 @@
+"""The ASGI application: routes, and everything that is built at start and closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from proxy.admin import Admin
+from proxy.background import Background
+from proxy.core.items import Tags
+from proxy.memo import Analyst, count
+from proxy.memory.local import LocalStore
+from proxy.memory.redis import RedisStore
+from proxy.memory.store import Keys, Store
+from proxy.observe.log import Log
+from proxy.observe.metrics import Metrics
+from proxy.passthrough import Passthrough
+from proxy.pipeline import Pipeline
+from proxy.settings import Settings, load
+from proxy.tenants import Tenants
+from proxy.upstream.client import Client, Timeouts
+from proxy.upstream.target import is_chat, normal
+
+_DRAIN_SECONDS = 2.0
+
+
+class Services:
+    """One process's parts, built inside its event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        loop = asyncio.get_running_loop()
+        self.tenants = Tenants(settings)
+        self.metrics = Metrics(self.tenants.names)
+        self.log = Log(settings.log_level, later=lambda flush: loop.call_later(0.05, flush))
+        self.background = Background(self._failed)
+        self.client = Client(
+            settings.upstream_url,
+            timeouts=Timeouts(
+                connect=settings.connect_timeout_seconds,
+                first_byte=settings.first_byte_timeout_seconds,
+                idle=settings.idle_timeout_seconds,
+            ),
+            egress_proxy=settings.upstream_proxy,
+        )
+        self._given = settings.secret.get_secret_value().encode() if settings.secret else None
+        self._keys = Keys(self._given or secrets.token_bytes(32))
+        self.store = self._store(settings)
+        self.pipeline = Pipeline(
+            settings=settings,
+            tenants=self.tenants,
+            client=self.client,
+            store=self.store,
+            keys=self.keys,
+            analyst=Analyst(Tags.of(settings.context_tags), max_bytes=settings.memory_bytes // 4),
+            background=self.background,
+            sinks=(self.metrics.emit, self.log.emit),
+            streams=self.metrics.live_streams.inc,
+            memo_bytes=settings.memory_bytes // 4,
+        )
+        self.passthrough = Passthrough(tenants=self.tenants, client=self.client)
+        token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        self.admin = Admin(
+            tenants=self.tenants, store=self.store, keys=self.keys, metrics=self.metrics, token=token
+        )
+
+    def keys(self) -> Keys:
+        """Return the keys in force; they change once, when Redis tells the secret all replicas share."""
+        return self._keys
+
+    async def start(self) -> None:
+        """Do what must be done before the first request."""
+        await asyncio.to_thread(count, "")
+        await self._share_secret()
+
+    async def close(self) -> None:
+        """Let what is under way be written, then let go."""
+        await self.background.close(within=_DRAIN_SECONDS)
+        await self.store.close()
+        await self.client.close()
+        self.log.flush()
+
+    def _store(self, settings: Settings) -> Store:
+        ttl = settings.conversation_ttl_seconds
+        local = LocalStore(max_bytes=settings.memory_bytes // 2, ttl_seconds=ttl, clock=time.monotonic)
+        if settings.redis_url is None:
+            return local
+        return RedisStore(
+            settings.redis_url.get_secret_value(),
+            copy=local,
+            ttl_seconds=ttl,
+            on_error=self.metrics.store_error,
+            on_state=self._store_changed,
+        )
+
+    async def _share_secret(self) -> None:
+        if self._given is None and isinstance(self.store, RedisStore):
+            shared = await self.store.secret()
+            if shared is not None:
+                self._given = shared
+                self._keys = Keys(shared)
+
+    def _store_changed(self, degraded: bool) -> None:  # noqa: FBT001 -- the state is the message
+        self.metrics.store_degraded.set(degraded)
+        self.log.say("warning" if degraded else "info", "store_degraded" if degraded else "store_back", at=time.time())
+        if not degraded:
+            self.background.start(self._share_secret())
+
+    def _failed(self, error: BaseException) -> None:
+        self.log.say("error", "background_failed", at=time.time(), error=f"{type(error).__name__}: {error}")
+
+
+class Proxied:
+    """The raw ASGI endpoint behind every path that is not the proxy's own."""
+
+    def __init__(self, application: Starlette) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Chat goes through the layers, all else passes through."""
+        services: Services = self._application.state.services
+        if scope["method"] == "POST" and is_chat(normal(scope["raw_path"])):
+            await services.pipeline.handle(scope, receive, send)
+        else:
+            await services.passthrough.handle(scope, receive, send)
+
+
+def from_environment() -> Starlette:
+    """Return the application of a worker process."""
+    return create(load())
+
+
+def create(settings: Settings) -> Starlette:
+    """Return the application for these settings."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[None]:
+        services = application.state.services = Services(settings)
+        admin = services.admin
+        own = [
+            Route("/livez", admin.livez),
+            Route("/readyz", admin.readyz),
+            Route("/metrics", admin.metrics),
+            Route("/strata/conversations/{id:path}", admin.conversation, methods=["GET", "DELETE"]),
+        ]
+        application.router.routes[:0] = own
+        await services.start()
+        gc.collect()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            await services.close()
+
+    application = Starlette(lifespan=lifespan)
+    application.router.redirect_slashes = False
+    application.router.routes.append(Route("/{path:path}", Proxied(application)))
+    return application

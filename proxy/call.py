@@ -1,0 +1,90 @@
+"""What is found out about one request while it is under way; at its end it becomes the record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.core.conversation import Name
+from proxy.core.measure import Layers
+from proxy.core.models import Model, describe
+from proxy.core.plan import Plan
+from proxy.core.request import Request
+from proxy.memory.store import Turn
+from proxy.observe.record import Outcome, Record
+from proxy.relay import Told
+from proxy.tenants import Tenant
+from proxy.upstream.client import Exchange
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """`started` and `forwarded` are seconds of the monotonic clock, `at` of the wall clock."""
+
+    request_id: str
+    at: float
+    started: float
+    tenant: Tenant
+    model: Model = field(default_factory=lambda: describe(""))
+    request: Request | None = None
+    name: Name | None = None
+    conversation: str | None = None
+    turn: Turn | None = None
+    plan: Plan | None = None
+    layers: Layers | None = None
+    referenced_tokens: int = 0
+    unseen_bytes: int = 0
+    degraded: bool = False
+    cause: str | None = None
+    outcome: Outcome = "error"
+    status: int = 0
+    forwarded: float | None = None
+    exchange: Exchange = field(default_factory=Exchange)
+    told: Told = field(default_factory=Told)
+
+    def overhead(self, now: float) -> float:
+        """Seconds the proxy itself took before the upstream was called."""
+        return (self.forwarded or now) - self.started
+
+    def conclude(self, status: int) -> None:
+        """Say how an exchange ended whose answer has been passed on."""
+        self.status = status
+        match self.told.end:
+            case "whole":
+                good = status < 400 and not self.told.failed
+                self.outcome = ("bypass" if self.cause else "ok") if good else "upstream_error"
+            case "interrupted":
+                self.outcome, self.cause = "upstream_interrupted", self.told.why
+            case "client_gone":
+                self.outcome = "client_closed"
+            case "shutdown":
+                self.outcome, self.cause = "error", "shutdown"
+
+    def record(self, now: float) -> Record:
+        """Freeze what is known."""
+        plan, told = self.plan, self.told
+        return Record(
+            request_id=self.request_id,
+            at=self.at,
+            tenant=self.tenant.name,
+            model=self.model.name,
+            mode=self.tenant.policy.mode,
+            stream=bool(self.request and self.request.stream),
+            outcome=self.outcome,
+            status=self.status,
+            cause=self.cause,
+            conversation=self.conversation,
+            layers=self.layers,
+            limit_tokens=plan.limit if plan else None,
+            dropped_turns=plan.dropped_turns if plan else 0,
+            dropped_exchanges=plan.dropped_exchanges if plan else 0,
+            actions=plan.actions if plan else (),
+            references=len(plan.draft.referenced) if plan else 0,
+            referenced_tokens=self.referenced_tokens,
+            library_items=len(plan.draft.library.entries) if plan else 0,
+            usage=told.usage,
+            usage_due=self.outcome in {"ok", "bypass"},
+            output_events=told.pieces,
+            overhead_seconds=self.overhead(now),
+            first_token_seconds=None if told.first_at is None else told.first_at - self.started,
+            duration_seconds=now - self.started,
+        )

@@ -1,0 +1,55 @@
+"""The command line: `strata serve`, `strata demo`, `strata config`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from proxy import server
+from proxy import settings as config
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="strata-proxy", prog_name="strata")
+def main() -> None:
+    """Strata: a reverse proxy that makes every prompt cheap to repeat."""
+
+
+@main.command()
+@click.option("--host", help="Address to listen on (STRATA_HOST).")
+@click.option("--port", help="Port to listen on; 0 takes a free one (STRATA_PORT).")
+@click.option("--upstream", help="The model API behind the proxy (STRATA_UPSTREAM_URL).")
+@click.option("--workers", help="Processes (STRATA_WORKERS).")
+def serve(host: str | None, port: str | None, upstream: str | None, workers: str | None) -> None:
+    """Serve until interrupted."""
+    given = {"HOST": host, "PORT": port, "UPSTREAM_URL": upstream, "WORKERS": workers}
+    options = {config.PREFIX + name: value for name, value in given.items() if value is not None}
+    settings = _load(options)
+    config.export(options)
+    click.echo(server.announce(settings), err=True)
+    sys.exit(server.run(settings))
+
+
+@main.command(name="config")
+def config_() -> None:
+    """Print the effective settings and where each comes from; secrets are masked."""
+    settings = _load({})
+    table = Table(box=None, pad_edge=False)
+    for title in ("Setting", "Value", "From"):
+        table.add_column(title, overflow="fold")
+    for line in config.effective(settings):
+        table.add_row(line.name, line.value or "[dim]not set[/dim]", line.source)
+    Console().print(table)
+
+
+def _load(options: dict[str, str]) -> config.Settings:
+    """Read the settings, options of the command line over the environment; end the program when one is wrong."""
+    try:
+        return config.load(config.environment() | options)
+    except config.SettingsError as error:
+        for line in str(error).splitlines():
+            click.echo(f"strata: {line}", err=True)
+        sys.exit(2)

@@ -1,0 +1,75 @@
+"""The guard: the most tokens a request may hold, and which units of history go when it holds more.
+
+History is cut on a fixed grid, a pure function of the request: so the cut, and with it the prefix, holds still while
+the conversation grows by a step, after a restart and without any stored state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.models import MARGIN, Model
+
+_SHARE = 0.40
+_SMALLEST_STEP = 64
+_FRACTIONS = (1.75, 1.5, 1.25, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """`tokens` a request may hold, `base` the grid is laid over, `own` what the tenant's budget alone would allow."""
+
+    tokens: int
+    base: int
+    own: int | None
+
+
+def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) -> Limit | None:
+    """Return the limit, or None where neither a budget nor the model's window says one.
+
+    A count that is not exact is held to a limit smaller by the margin. The reserve of a request is its
+    `max_completion_tokens`, else the setting.
+    """
+    known = [tokens for tokens in (budget, model.window) if tokens is not None]
+    if not known:
+        return None
+    limits = [min(known) - reserve if budget is None else budget - reserve]
+    own = limits[0] if budget is not None else None
+    if model.largest_input is not None:
+        limits.append(model.largest_input)
+    if model.window is not None:
+        limits.append(model.window - (reply or reserve))
+    scale = 1.0 if model.exact else MARGIN
+    bases = [*known, model.largest_input] if model.largest_input is not None else known
+    return Limit(
+        tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale)
+    )
+
+
+def step(base: int, fixed: int) -> int:
+    """Return the grid's step: 40 % of what L1 and the tools leave, rounded down to 1, 1¼, 1½ or 1¾ times a power of two.
+
+    So small changes of L1 do not move the grid.
+    """
+    room = int((base - fixed) * _SHARE)
+    if room < _SMALLEST_STEP:
+        return _SMALLEST_STEP
+    power = 1 << (room.bit_length() - 1)
+    return next(int(power * fraction) for fraction in _FRACTIONS if power * fraction <= room)
+
+
+def lost(*, total: int, limit: int, step: int) -> int:
+    """Return how many tokens history loses from its start: a multiple of the step, 0 while all fits."""
+    return 0 if total <= limit else step * math.ceil((total - limit) / step)
+
+
+def units(sizes: Sequence[int], tokens: int) -> int:
+    """Return how many whole units from the start hold at least `tokens`; all of them where they hold less."""
+    done = 0
+    for place, size in enumerate(sizes):
+        if done >= tokens:
+            return place
+        done += size
+    return len(sizes)

@@ -1,0 +1,157 @@
+"""Text → context items: the outermost tagged blocks of a prompt's text, and who they are.
+
+An item is `<note_context>…<path>a.md</path>…</note_context>`, `<document id="7">…</document>` and their like. A tool
+output's block is recognised so that tags inside it stay plain text; it is no item.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["item", "web", "tool"]
+Count = Callable[[str], int]
+
+MINIMUM_TOKENS = 64
+"""Below this a reference (about 12 tokens) is not worth the model's detour."""
+
+TAGS: Mapping[str, Kind] = {
+    # The context-engineering seed's own (an Obsidian copilot's).
+    "note_context": "item", "active_note": "item", "embedded_note": "item", "embedded_pdf": "item",
+    "selected_text": "item", "dataview_block": "item", "project_context": "item", "prior_context": "item",
+    # What other clients send.
+    "document": "item", "file": "item", "file_content": "item", "attachment": "item", "context": "item",
+    "snippet": "item", "source": "item", "code_snippet": "item",
+    # Web pages and retrieved chunks: anybody may have written them.
+    "url_content": "web", "web_selected_text": "web", "web_page": "web", "webpage": "web", "youtube_video_context": "web",
+    "search_result": "web", "retrieved_chunk": "web", "chunk": "web", "untrusted": "web",
+    # Tool outputs belong to their turn.
+    "localSearch": "tool", "webSearch": "tool", "readNote": "tool", "getFileTree": "tool", "getTagList": "tool",
+    "tool_result": "tool", "tool_output": "tool", "tool_response": "tool",
+}  # fmt: skip
+
+_NAMES = ("path", "file_path", "filename", "url", "href", "src", "id", "name", "title", "source")
+_ATTRIBUTE = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_CHILD = re.compile(rf"<({'|'.join(_NAMES)}|start_line|end_line|query)>\s*([^<>]{{1,1000}}?)\s*</\1>")
+_HEAD = 2_000
+"""Identity stands at a block's head; further in, the same tags are content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tag table in force, compiled once."""
+
+    kinds: Mapping[str, Kind]
+    opening: re.Pattern[str]
+
+    @classmethod
+    def of(cls, extra: Mapping[str, Kind] | Iterable[str] = ()) -> Tags:
+        """Extend the built-in table; a bare name is an ordinary item."""
+        added = dict(extra) if isinstance(extra, Mapping) else dict.fromkeys(extra, "item")
+        kinds: dict[str, Kind] = {**TAGS, **added}  # type: ignore[dict-item]
+        names = "|".join(re.escape(name) for name in sorted(kinds, key=lambda name: (-len(name), name)))
+        return cls(kinds, re.compile(rf"<({names})((?:\s+[^<>]*)?)>"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One piece of context. `content` is the whole block, its tags included; `label` is how a reference names it."""
+
+    tag: str
+    label: str
+    sha256: bytes
+    content: str
+    trusted: bool
+    promotable: bool
+    referable: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes two items versions of one."""
+        return self.tag, self.label
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where a block stands in a text; `item` is None for a tool output's block."""
+
+    start: int
+    end: int
+    item: Item | None
+
+
+def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
+    """Return the outermost blocks of a text in order. Linear in the text, whatever stands in it."""
+    blocks: list[Block] = []
+    unclosed: set[str] = set()
+    at = 0
+    while opened := tags.opening.search(text, at):
+        tag, attributes = opened.groups()
+        end = 0 if tag in unclosed or attributes.endswith("/") else _close(text, tag, opened.end())
+        if not end:
+            if not attributes.endswith("/"):
+                unclosed.add(tag)
+            at = opened.end()
+            continue
+        kind = tags.kinds[tag]
+        item = None if kind == "tool" else make(tag, attributes, text[opened.start() : end], count, trusted=kind == "item")
+        blocks.append(Block(opened.start(), end, item))
+        at = end
+    return tuple(blocks)
+
+
+def make(tag: str, attributes: str, content: str, count: Count, *, trusted: bool) -> Item:
+    """Name a block. Identity: path, URL, id or title; with a line range or a query's digest where one is given."""
+    facts = {name: one or other for name, one, other in _ATTRIBUTE.findall(attributes)}
+    trusted = trusted and facts.get("trust") != "untrusted"
+    for name, value in _CHILD.findall(content[:_HEAD]):
+        facts.setdefault(name, value)
+    sha256 = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+    return Item(
+        tag=tag,
+        label=_label(facts, content),
+        sha256=sha256,
+        content=content,
+        trusted=trusted,
+        promotable="data:image/" not in content,
+        referable=_long_enough(content, count),
+    )
+
+
+def _label(facts: Mapping[str, str], content: str) -> str:
+    name = next((facts[name] for name in _NAMES if facts.get(name)), "")
+    if not name:
+        inner = re.sub(r"<[^<>]*>", " ", content[:_HEAD])
+        return '"' + " ".join(inner.split())[:60].strip() + '…"'
+    label = " ".join(name.split())[:300]
+    if facts.get("start_line"):
+        label += f" lines {facts['start_line']}-{facts.get('end_line', facts['start_line'])}"
+    if facts.get("query"):
+        label += f" query {hashlib.sha256(facts['query'].encode()).hexdigest()[:8]}"
+    return label
+
+
+def _long_enough(content: str, count: Count) -> bool:
+    if len(content) < MINIMUM_TOKENS // 4:
+        return False
+    return len(content) > 16 * MINIMUM_TOKENS or count(content) >= MINIMUM_TOKENS
+
+
+def _close(text: str, tag: str, at: int) -> int:
+    """Return where the block opened before `at` ends, or 0; blocks of the same tag nest."""
+    depth = 1
+    for edge in _edges(tag).finditer(text, at):
+        depth += -1 if edge.group(1) else 1
+        if depth == 0:
+            return edge.end()
+    return 0
+
+
+@functools.lru_cache(maxsize=256)
+def _edges(tag: str) -> re.Pattern[str]:
+    name = re.escape(tag)
+    return re.compile(rf"(</{name}>)|<{name}(?:\s[^<>]*(?<!/))?>")

@@ -1,0 +1,170 @@
+"""L1…L5 of one request: what is sent for each message, and what each layer holds.
+
+Decides on text; makes no bytes. A message that needs no change is only named by its place, so that the client's own
+bytes go upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.core.items import Item
+from proxy.core.library import Library
+from proxy.core.message import Message, Text
+from proxy.core.turn import Shape, Span
+
+SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Put `text` in the place of `start:end` of a message's text."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is done to one message: text put before, text put behind, blocks replaced (by place of the text)."""
+
+    before: str = ""
+    behind: str = ""
+    replaced: tuple[tuple[Text, tuple[Replacement, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A prompt arranged but not rendered. `referenced` are the items of whose content a reference stands instead.
+
+    `inserted` is the text of a user message put in front, for a request that brings context and no user message.
+    """
+
+    leading: int
+    newest: Span
+    dropped: tuple[Span, ...]
+    changes: dict[int, Change] = field(default_factory=dict)
+    library: Library
+    referenced: tuple[Item, ...] = ()
+    context: str = ""
+    inserted: str = ""
+
+    def keeps(self, index: int) -> bool:
+        """Whether the message at this place is sent."""
+        return not any(span.start <= index < span.end for span in self.dropped)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What stands so far in the prompt being arranged: by item, its newest version and whether that is in L2."""
+
+    newest: dict[tuple[str, str], tuple[bytes, bool]] = field(default_factory=dict)
+    tags: dict[str, set[str]] = field(default_factory=dict)
+    referenced: list[Item] = field(default_factory=list)
+
+    def place(self, item: Item, *, in_library: bool = False) -> None:
+        self.newest[item.key] = (item.sha256, in_library)
+        self.tags.setdefault(item.label, set()).add(item.tag)
+
+    def holds(self, item: Item) -> bool:
+        return item.referable and self.newest.get(item.key, (b"", False))[0] == item.sha256
+
+    def refer(self, item: Item) -> tuple[str, bool]:
+        """Return the line that names an item which stands, and whether it stands in L2."""
+        self.referenced.append(item)
+        tag = f" ({item.tag})" if len(self.tags[item.label]) > 1 else ""
+        return f"- {item.label}{tag}", self.newest[item.key][1]
+
+
+def _reference(named: Sequence[tuple[str, bool]]) -> str:
+    """Say where items stand, in the seed's own words."""
+    where = "in the Context Library above." if all(library for _, library in named) else "above in this conversation."
+    return "\n".join(["Context attached:", *(line for line, _ in named), f"Find them {where}"])
+
+
+def arrange(
+    messages: Sequence[Message], shape: Shape, *, library: Library, context: Sequence[Item], dropped: tuple[Span, ...]
+) -> Draft:
+    """Arrange a prompt: L2 behind L1, repeats replaced by references, the request's own context before the user's words."""
+    standing = _Standing()
+    changes: dict[int, Change] = {}
+    draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, changes=changes, library=library)
+    for index in range(shape.leading):
+        _note(messages[index], standing)
+    head = _place_library(shape, library, changes, standing)
+    brought = ""
+    for index in range(shape.leading, len(messages)):
+        if not draft.keeps(index):
+            continue
+        if messages[index].role != "user":
+            _note(messages[index], standing)
+            continue
+        if index == shape.newest.start:
+            brought = _bring(context, standing)
+        replaced = tuple((text, runs) for text in messages[index].texts if (runs := _replace(text, standing)))
+        before = SEPARATOR.join(filter(None, [head, brought]))
+        if before or replaced:
+            changes[index] = Change(before=before, replaced=replaced)
+        head = ""
+    inserted = SEPARATOR.join(filter(None, [head, "" if brought or not context else _bring(context, standing)]))
+    return Draft(
+        leading=shape.leading,
+        newest=shape.newest,
+        dropped=dropped,
+        changes=changes,
+        library=library,
+        referenced=tuple(standing.referenced),
+        context=brought,
+        inserted=inserted,
+    )
+
+
+def _place_library(shape: Shape, library: Library, changes: dict[int, Change], standing: _Standing) -> str:
+    """Put the trusted half behind L1; return what must stand at the head of the first user message kept."""
+    trusted, untrusted = library.text(trusted=True), library.text(trusted=False)
+    for entry in library.entries:
+        standing.place(entry.item, in_library=True)
+    if trusted and shape.leading:
+        changes[shape.leading - 1] = Change(behind=trusted)
+        trusted = ""
+    return SEPARATOR.join(filter(None, [trusted, untrusted]))
+
+
+def _note(message: Message, standing: _Standing) -> None:
+    for text in message.texts:
+        for block in text.blocks:
+            if block.item:
+                standing.place(block.item)
+
+
+def _bring(context: Sequence[Item], standing: _Standing) -> str:
+    """Render the request's own context: references to what stands, then what is new."""
+    named, blocks = [], []
+    for item in context:
+        if standing.holds(item):
+            named.append(standing.refer(item))
+        else:
+            standing.place(item)
+            blocks.append(item.content)
+    return SEPARATOR.join([_reference(named), *blocks] if named else blocks)
+
+
+def _replace(text: Text, standing: _Standing) -> tuple[Replacement, ...]:
+    """Find the runs of neighbouring blocks that all stand earlier; what is new stands from here on."""
+    runs: list[tuple[int, int, list[tuple[str, bool]]]] = []
+    open_run = False
+    for block in text.blocks:
+        if block.item is None or not standing.holds(block.item):
+            open_run = False
+            if block.item:
+                standing.place(block.item)
+            continue
+        if open_run and not text.value[runs[-1][1] : block.start].strip():
+            start, _, named = runs.pop()
+        else:
+            start, named = block.start, []
+        runs.append((start, block.end, [*named, standing.refer(block.item)]))
+        open_run = True
+    return tuple(Replacement(start, end, _reference(named)) for start, end, named in runs)

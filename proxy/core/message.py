@@ -1,0 +1,146 @@
+"""One chat message: what planning needs to know of it, found once per distinct message and remembered by its digest.
+
+`{"role": "user", "content": "<note_context>…</note_context>\\n\\nWhy?"}` → role, what was said, where blocks stand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.core.body import elements, split
+from proxy.core.items import Block, Count, Tags, find
+from proxy.errors import Odd
+
+SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A JSON string of text in a message: it fills `start:end` of the raw message, quotes included."""
+
+    start: int
+    end: int
+    value: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message without its place. `texts` is kept only where blocks stand in it; `said` leaves blocks out."""
+
+    digest: bytes
+    size_bytes: int
+    role: str
+    said: bytes
+    texts: tuple[Text, ...]
+    calls: tuple[str, ...]
+    answers: str | None
+    images: bool
+    signed: bool
+
+    @property
+    def leads(self) -> bool:
+        """Whether it belongs to L1 when it stands in front."""
+        return self.role in SYSTEM_ROLES
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Call(msgspec.Struct):
+    id: str = ""
+    function: _Function = _Function()
+
+
+class _Wire(msgspec.Struct):
+    role: str
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    thinking_blocks: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_wire = msgspec.json.Decoder(_Wire)
+_string = msgspec.json.Decoder(str)
+
+
+def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
+    """Read one raw message. Raises Odd when it is no message of the chat API."""
+    try:
+        wire = _wire.decode(raw)
+        texts, images = _texts(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, Odd) as error:
+        raise Odd("odd_message") from error
+    held = wire.role == "user" or wire.role in SYSTEM_ROLES
+    found = tuple(Text(start, end, text, find(text, tags, count) if held else ()) for start, end, text in texts)
+    calls = wire.tool_calls or []
+    return Message(
+        digest=hashlib.sha256(raw).digest(),
+        size_bytes=len(raw),
+        role=wire.role,
+        said=said(wire.role, [_outside(text) for text in found], [_words_of_call(call) for call in calls]),
+        texts=found if any(text.blocks for text in found) else (),
+        calls=tuple(call.id for call in calls),
+        answers=wire.tool_call_id,
+        images=images,
+        signed=_signed(raw, wire),
+    )
+
+
+def said(role: str, texts: Sequence[str], calls: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Digest what was said: role, words and tool calls. White space is how a client stores words, not words."""
+    digest = hashlib.blake2b(role.encode(), digest_size=16)
+    digest.update(b"\0" + " ".join(word for text in texts for word in text.split()).encode("utf-8", "surrogatepass"))
+    for name, arguments in calls:
+        digest.update(b"\0" + name.encode("utf-8", "surrogatepass") + b"\0" + "".join(arguments.split()).encode())
+    return digest.digest()
+
+
+def _texts(raw: bytes) -> tuple[list[tuple[int, int, str]], bool]:
+    content = split(raw).get("content")
+    if content is None:
+        return [], False
+    first = raw[content.value : content.value + 1]
+    if first == b'"':
+        return [(content.value, content.end, _string.decode(raw[content.value : content.end]))], False
+    if first != b"[":
+        return [], False
+    texts, images = [], False
+    for start, end in elements(raw, content.value, content.end):
+        part = split(raw[start:end])
+        kind = part.get("type")
+        images = images or (kind is not None and b"image" in raw[start + kind.value : start + kind.end])
+        text = part.get("text")
+        if text is not None and raw[start + text.value : start + text.value + 1] == b'"':
+            at, stop = start + text.value, start + text.end
+            texts.append((at, stop, _string.decode(raw[at:stop])))
+    return texts, images
+
+
+def _outside(text: Text) -> str:
+    at, kept = 0, []
+    for block in text.blocks:
+        kept.append(text.value[at : block.start])
+        at = block.end
+    return " ".join([*kept, text.value[at:]])
+
+
+def _words_of_call(call: _Call) -> tuple[str, str]:
+    raw = bytes(call.function.arguments)
+    if raw.startswith(b'"'):
+        return call.function.name, _string.decode(raw)
+    return call.function.name, raw.decode("utf-8", "replace")
+
+
+def _signed(raw: bytes, wire: _Wire) -> bool:
+    """Signed or encrypted reasoning is only accepted back while what stood before it is unchanged."""
+    held = (wire.thinking_blocks, wire.reasoning_details)
+    if any(value is not msgspec.UNSET and bytes(value) not in {b"null", b"[]"} for value in held):
+        return True
+    return wire.role == "assistant" and (b'"signature"' in raw or b'"encrypted_content"' in raw)

@@ -1,0 +1,145 @@
+"""The client's side of an exchange: reading its body within a limit, answering it, noticing that it left."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import orjson
+import zstandard
+from starlette.types import Message, Receive, Scope, Send
+
+from proxy.errors import BAD_ENCODING, BAD_VALUE, TOO_LARGE, Fault, StrataError
+
+_GZIP_OR_ZLIB = 47
+_RAW_DEFLATE = -15
+
+
+class ClientGone(Exception):
+    """The client left before its request was whole."""
+
+
+class Downstream:
+    """One client connection for one request. Counts what was sent, so that nothing is begun twice."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        self._consumed = asyncio.Event()
+        self.begun = False
+        self.status = 0
+
+    async def body(self, limit: int) -> bytes:
+        """Read and decode the whole body. Raises StrataError (413, 415, 400) and ClientGone."""
+        if int(self.headers.get("content-length") or 0) > limit:
+            raise _too_large(limit)
+        pieces: list[bytes] = []
+        size = 0
+        async for piece in self.pieces():
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit)
+        return decode(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.headers.get("content-encoding"), limit)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Read the body as it comes. Raises ClientGone."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            if data := message.get("body", b""):
+                yield data
+            more = message.get("more_body", False)
+        self._consumed.set()
+
+    async def gone(self) -> None:
+        """Return when the client has left; it looks only once the body has been read."""
+        await self._consumed.wait()
+        message: Message = {}
+        while message.get("type") != "http.disconnect":
+            message = await self._receive()
+
+    def bodiless(self) -> bool:
+        """Whether the request has no body; then there is none to wait for."""
+        if self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers:
+            return False
+        self._consumed.set()
+        return True
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the head of an answer."""
+        self.begun, self.status = True, status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send(self, data: bytes, *, more: bool) -> None:
+        """Send a piece of the body; returns when the client's side has room for more."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def answer(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]], kind: bytes) -> None:
+        """Send a whole answer of the proxy's own."""
+        length = str(len(body)).encode()
+        await self.begin(status, [(b"content-type", kind), (b"content-length", length), *headers])
+        await self.send(b"" if self.scope["method"] == "HEAD" else body, more=False)
+
+    async def refuse(self, error: StrataError, headers: list[tuple[bytes, bytes]]) -> None:
+        """Answer with an error in the OpenAI shape."""
+        await self.answer(error.fault.status, error_body(error.fault, error.message, error.param), headers, JSON)
+
+
+JSON = b"application/json"
+
+
+def error_body(fault: Fault, message: str, param: str | None = None) -> bytes:
+    """Return `{"error": {"message": …, "type": …, "param": …, "code": …}}`."""
+    return orjson.dumps({"error": {"message": message, "type": fault.type, "param": param, "code": fault.code}})
+
+
+def decode(body: bytes, encoding: str | None, limit: int) -> bytes:
+    """Undo a request's content-encoding; never makes more than `limit` bytes."""
+    name = (encoding or "identity").strip().lower()
+    decoders: dict[str, Callable[[bytes, int], bytes]] = {
+        "gzip": _inflate, "x-gzip": _inflate, "deflate": _inflate, "zstd": _unpack,
+    }  # fmt: skip
+    if name in {"identity", ""}:
+        return body
+    if name not in decoders:
+        raise StrataError(BAD_ENCODING, f"content-encoding {name!r} is not one of gzip, deflate, zstd", param=None)
+    try:
+        decoded = decoders[name](body, limit + 1)
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise StrataError(BAD_VALUE, f"The request body is not valid {name}: {error}") from error
+    if len(decoded) > limit:
+        raise _too_large(limit)
+    return decoded
+
+
+def _inflate(body: bytes, limit: int) -> bytes:
+    try:
+        stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+        decoded = stream.decompress(body, limit)
+    except zlib.error:
+        stream = zlib.decompressobj(_RAW_DEFLATE)
+        decoded = stream.decompress(body, limit)
+    if not stream.eof and len(decoded) < limit:
+        raise EOFError("it is cut short")
+    return decoded
+
+
+def _unpack(body: bytes, limit: int) -> bytes:
+    with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
+        pieces, size = [], 0
+        while size < limit and (piece := reader.read(min(limit - size, 1 << 20))):
+            pieces.append(piece)
+            size += len(piece)
+    return b"".join(pieces)
+
+
+def _too_large(limit: int) -> StrataError:
+    return StrataError(TOO_LARGE, f"The request body is larger than {limit} bytes (STRATA_MAX_BODY_BYTES)")

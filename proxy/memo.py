@@ -1,0 +1,104 @@
+"""What this process has found out about bytes it has seen: messages analysed once, tokens counted once. Bounded."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Generic, TypeVar
+
+from typing_extensions import override
+
+from proxy import ranks
+from proxy.core import message, tokens
+from proxy.core.items import Tags
+from proxy.core.measure import Scale
+from proxy.core.message import Message
+from proxy.core.models import Encoding
+
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """Values by digest in two generations: what is asked for again lives on. Safe from several threads."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._half = max_bytes // 2
+        self._young: dict[bytes, T] = {}
+        self._old: dict[bytes, T] = {}
+        self._size = 0
+
+    def get(self, key: bytes) -> T | None:
+        """Return a value, or None."""
+        found = self._young.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self._young[key] = found
+        return found
+
+    def put(self, key: bytes, value: T, size: int) -> None:
+        """Remember a value that takes about `size` bytes."""
+        if self._size > self._half:
+            self._old, self._young, self._size = self._young, {}, 0
+        self._young[key] = value
+        self._size += size
+
+
+class Analyst:
+    """Analyses messages, each distinct one once. `unseen_bytes` counts what was new since it was last set to 0."""
+
+    def __init__(self, tags: Tags, *, max_bytes: int) -> None:
+        self._tags = tags
+        self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
+        self.unseen_bytes = 0
+
+    def analyse(self, raw: bytes) -> Message:
+        """Return what a raw message is. Raises Odd."""
+        digest = hashlib.sha256(raw).digest()
+        found = self._memo.get(digest)
+        if found is None:
+            found = message.analyse(raw, tags=self._tags, count=count)
+            held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
+            self._memo.put(digest, found, 600 + 2 * held)
+            self.unseen_bytes += len(raw)
+        return found
+
+
+class TokenScale(Scale):
+    """Counts with one encoding, each distinct text once."""
+
+    def __init__(self, encoding: Encoding, *, max_bytes: int) -> None:
+        self._count = tokens.counter(ranks.load(encoding))
+        self._memo: Memo[int] = Memo(max_bytes=max_bytes)
+
+    @override
+    def message(self, raw: bytes, digest: bytes) -> int:
+        found = self._memo.get(digest)
+        if found is None:
+            found = tokens.message(raw, self._count)
+            self._memo.put(digest, found, 160)
+        return found
+
+    @override
+    def text(self, text: str) -> int:
+        if len(text) < 64:
+            return self._count(text)
+        key = b"t" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        found = self._memo.get(key)
+        if found is None:
+            found = self._count(text)
+            self._memo.put(key, found, 160)
+        return found
+
+    @override
+    def schema(self, raw: bytes) -> int:
+        key = b"s" + hashlib.blake2b(raw, digest_size=16).digest()
+        found = self._memo.get(key)
+        if found is None:
+            found = tokens.schema(raw, self._count)
+            self._memo.put(key, found, 160)
+        return found
+
+
+def count(text: str) -> int:
+    """Count with the common encoding, whatever the model: a decision that depends on it is the same everywhere."""
+    return tokens.counter(ranks.load("o200k_base"))(text)
+
+

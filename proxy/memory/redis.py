@@ -1,0 +1,351 @@
+"""Memory shared by replicas: Redis, with this process's own copy behind it.
+
+One conversation's keys share a hash tag, so that they are one cluster slot. One round trip a recall, 50 ms at most;
+after three failures in a row Redis is left alone until a probe of ours, not a client's request, finds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from typing_extensions import override
+
+from proxy.core.items import Item
+from proxy.core.lineage import NOTHING, Recalled, Stored
+from proxy.memory.local import LocalStore
+from proxy.memory.store import Answer, Store, Tally, Turn, Unavailable, View
+
+RECALL_SECONDS = 0.05
+WRITE_SECONDS = 1.0
+PROBE_SECONDS = 0.5
+_FAILURES = 3
+_FLUSH_SECONDS = 1.0
+_ROOT = "strata:1"
+_UNLINKED = ("turns", "contents", "view", "stats")
+
+_RECALL = """
+local turns = redis.call('HGETALL', KEYS[1])
+local missing, contents = {}, {}
+if #turns > 0 then
+  redis.call('EXPIRE', KEYS[1], ARGV[1])
+  redis.call('EXPIRE', KEYS[2], ARGV[1])
+  local known = {}
+  for i = 2, #ARGV do known[ARGV[i]] = true end
+  for _, digest in ipairs(redis.call('HKEYS', KEYS[2])) do
+    if not known[digest] then
+      missing[#missing + 1] = digest
+      contents[#contents + 1] = redis.call('HGET', KEYS[2], digest)
+    end
+  end
+end
+return {turns, missing, contents}
+"""
+"""KEYS: turns, contents. ARGV: time to live in seconds, then the digests of contents the caller has already."""
+
+T = TypeVar("T")
+
+
+class _Meta(msgspec.Struct, array_like=True):
+    tag: str
+    label: str
+    sha256: bytes
+    trusted: bool
+    promotable: bool
+    referable: bool
+
+
+class _Attempt(msgspec.Struct, array_like=True):
+    started: float
+    items: list[_Meta]
+
+
+class _View(msgspec.Struct):
+    at: float
+    turns: int
+    layers: list[list[Any]]
+    library: list[list[Any]]
+
+
+class RedisStore(Store):
+    """`on_error` is told which operation failed; `on_state` is told when Redis goes and comes."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        copy: LocalStore,
+        ttl_seconds: int,
+        on_error: Callable[[str], None],
+        on_state: Callable[[bool], None],
+    ) -> None:
+        pool = redis.BlockingConnectionPool.from_url(
+            url, max_connections=64, timeout=RECALL_SECONDS, socket_connect_timeout=PROBE_SECONDS, protocol=2,
+            retry=Retry(NoBackoff(), 0), socket_keepalive=True,
+        )  # fmt: skip
+        self._redis: redis.Redis = redis.Redis(connection_pool=pool)
+        self._recall = self._redis.register_script(_RECALL)
+        self._copy = copy
+        self._ttl_seconds = ttl_seconds
+        self._on_error = on_error
+        self._on_state = on_state
+        self._failures = 0
+        self._open = False
+        self._probing: asyncio.Task[None] | None = None
+        self._pending: dict[str, list[Turn]] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._counting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    @override
+    def degraded(self) -> bool:
+        return self._open
+
+    async def secret(self) -> bytes | None:
+        """Return the secret all replicas share, made by whoever came first; None when Redis does not answer."""
+        name = f"{_ROOT}:secret"
+
+        async def work() -> bytes:
+            await self._redis.set(name, secrets.token_hex(32), nx=True)
+            shared = await self._redis.get(name)
+            assert isinstance(shared, bytes)
+            return shared
+
+        return await self._bounded("recall", work(), WRITE_SECONDS)
+
+    @override
+    async def recall(self, conversation: str) -> Answer:
+        if self._open:
+            return Answer(self._copy.copy(conversation), degraded=True)
+        known = self._known(conversation)
+        keys = [_key(conversation, "turns"), _key(conversation, "contents")]
+        arguments = [str(self._ttl_seconds), *(digest.hex() for digest in known)]
+        found = await self._bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
+        if found is None:
+            return Answer(self._copy.copy(conversation), degraded=True)
+        try:
+            recalled = _decode(found, known)
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, UnicodeDecodeError):
+            self._on_error("recall")
+            return Answer(self._copy.copy(conversation), degraded=True)
+        recalled = _with_pending(recalled, self._pending.get(conversation, ()))
+        self._copy.replace(conversation, recalled)
+        return Answer(recalled)
+
+    @override
+    async def remember(self, conversation: str, turn: Turn) -> None:
+        self._copy.put(conversation, turn)
+        self._pending.setdefault(conversation, []).append(turn)
+        metas = [
+            _Meta(item.tag, item.label, item.sha256, item.trusted, item.promotable, item.referable)
+            for item in turn.items
+        ]
+        packed = msgspec.msgpack.encode(_Attempt(turn.started, metas))
+        contents = {item.sha256.hex(): item.content.encode() for item in turn.items}
+
+        def write(pipe: Any) -> None:
+            pipe.hsetnx(_key(conversation, "turns"), _field(turn), packed)
+            for digest, content in contents.items():
+                pipe.hsetnx(_key(conversation, "contents"), digest, content)
+            self._expire(pipe, conversation, "turns", "contents")
+
+        try:
+            await self._write("remember", write)
+        finally:
+            self._pending[conversation].remove(turn)
+            if not self._pending[conversation]:
+                del self._pending[conversation]
+
+    @override
+    async def answered(self, conversation: str, turn: Turn, replies: Sequence[bytes]) -> None:
+        self._copy.answer(conversation, turn, replies)
+
+        def write(pipe: Any) -> None:
+            for reply in replies:
+                pipe.hset(_key(conversation, "turns"), f"{_field(turn)}:{reply.hex()}", "")
+            self._expire(pipe, conversation, "turns")
+
+        await self._write("remember", write)
+
+    @override
+    async def seen(self, conversation: str, view: View, tally: Tally) -> None:
+        self._copy.note(conversation, view, tally)
+        packed = msgspec.json.encode(
+            _View(view.at, view.turns, [list(layer) for layer in view.layers], [list(item) for item in view.library])
+        )
+
+        def write(pipe: Any) -> None:
+            pipe.set(_key(conversation, "view"), packed, ex=self._ttl_seconds)
+            _count(pipe, _key(conversation, "stats"), tally)
+            self._expire(pipe, conversation, "stats")
+
+        await self._write("view", write)
+
+    @override
+    def count(self, partition: str, tally: Tally) -> None:
+        self._tallies[partition] = self._tallies.get(partition, Tally(requests=0)).plus(tally)
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.ensure_future(self._flush())
+
+    async def _flush(self) -> None:
+        """Write what a second has brought in one go."""
+        await asyncio.sleep(_FLUSH_SECONDS)
+        tallies, self._tallies = self._tallies, {}
+
+        def write(pipe: Any) -> None:
+            for partition, tally in tallies.items():
+                _count(pipe, f"{_ROOT}:tenant:{partition}", tally)
+
+        await self._write("view", write)
+
+    @override
+    async def view(self, conversation: str) -> View | None:
+        async def work() -> tuple[bytes | None, dict[bytes, bytes]]:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.get(_key(conversation, "view"))
+            pipe.hgetall(_key(conversation, "stats"))
+            packed, stats = await pipe.execute()
+            return packed, stats
+
+        found = None if self._open else await self._bounded("view", work(), WRITE_SECONDS)
+        if found is None:
+            return await self._copy.view(conversation)
+        packed, stats = found
+        if packed is None:
+            return None
+        read = msgspec.json.decode(packed, type=_View)
+        counts = {name.decode(): int(amount) for name, amount in stats.items()}
+        return View(at=read.at, turns=read.turns, layers=read.layers, library=read.library, **counts)
+
+    @override
+    async def forget(self, conversation: str) -> bool:
+        known = await self._copy.forget(conversation)
+        keys = [_key(conversation, part) for part in _UNLINKED]
+        gone = None if self._open else await self._bounded("forget", self._redis.unlink(*keys), WRITE_SECONDS)
+        if gone is None:
+            raise Unavailable("Redis does not answer; the conversation may still be stored there")
+        return known or gone > 0
+
+    @override
+    async def close(self) -> None:
+        self._closed = True
+        for task in (self._probing, self._counting):
+            if task is not None:
+                task.cancel()
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    async def _write(self, operation: str, fill: Callable[[Any], None]) -> None:
+        if self._open:
+            return
+        pipe = self._redis.pipeline(transaction=False)
+        fill(pipe)
+        await self._bounded(operation, pipe.execute(), WRITE_SECONDS)
+
+    async def _bounded(self, operation: str, work: Awaitable[T], seconds: float) -> T | None:
+        """Await a call of Redis for so long and no longer; None when it failed."""
+        try:
+            async with asyncio.timeout(seconds):
+                result = await work
+        except (RedisError, OSError, TimeoutError):
+            self._on_error(operation)
+            self._failures += 1
+            if self._failures >= _FAILURES:
+                self._trip()
+            return None
+        self._failures = 0
+        return result
+
+    def _trip(self) -> None:
+        if not self._open and not self._closed:
+            self._open = True
+            self._on_state(True)
+            self._probing = asyncio.ensure_future(self._probe())
+
+    async def _probe(self) -> None:
+        """Look for Redis until it is back; only then do requests ask it again."""
+        while True:
+            await asyncio.sleep(PROBE_SECONDS)
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self._redis.ping()
+            except (RedisError, OSError, TimeoutError):
+                continue
+            self._failures, self._open = 0, False
+            self._on_state(False)
+            return
+
+    def _known(self, conversation: str) -> dict[bytes, str]:
+        """Return the contents this process holds, so that Redis need not send them again."""
+        return {
+            item.sha256: item.content
+            for attempts in self._copy.copy(conversation).turns.values() for stored in attempts for item in stored.items
+        }  # fmt: skip
+
+    def _expire(self, pipe: Any, conversation: str, *parts: str) -> None:
+        for part in parts:
+            pipe.expire(_key(conversation, part), self._ttl_seconds)
+
+
+def _key(conversation: str, part: str) -> str:
+    return f"{_ROOT}:{{{conversation}}}:{part}"
+
+
+def _field(turn: Turn) -> str:
+    return f"{turn.key.hex()}:{turn.attempt.hex()}"
+
+
+def _count(pipe: Any, key: str, tally: Tally) -> None:
+    for name in ("requests", "prompt_tokens", "cached_tokens"):
+        if amount := getattr(tally, name):
+            pipe.hincrby(key, name, amount)
+
+
+def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, str]) -> Recalled:
+    """Read a recall's answer; an item whose content is missing or is not what its digest says is left out."""
+    fields, digests, contents = found
+    held = dict(known)
+    for digest, content in zip(digests, contents, strict=True):
+        if hashlib.sha256(content).hexdigest().encode() == digest:
+            held[bytes.fromhex(digest.decode())] = content.decode()
+    attempts: dict[tuple[str, str], _Attempt] = {}
+    replies: dict[tuple[str, str], set[bytes]] = {}
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        key, attempt, *reply = name.decode().split(":")
+        if reply:
+            replies.setdefault((key, attempt), set()).add(bytes.fromhex(reply[0]))
+        else:
+            attempts[key, attempt] = msgspec.msgpack.decode(value, type=_Attempt)
+    turns: dict[bytes, tuple[Stored, ...]] = {}
+    for (key, attempt), read in attempts.items():
+        items = tuple(_item(meta, held[meta.sha256]) for meta in read.items if meta.sha256 in held)
+        stored = Stored(started=read.started, items=items, replies=frozenset(replies.get((key, attempt), ())))
+        raw = bytes.fromhex(key)
+        turns[raw] = (*turns.get(raw, ()), stored)
+    return Recalled(turns=turns) if turns else NOTHING
+
+
+def _item(meta: _Meta, content: str) -> Item:
+    return Item(
+        tag=meta.tag, label=meta.label, sha256=meta.sha256, content=content,
+        trusted=meta.trusted, promotable=meta.promotable, referable=meta.referable,
+    )  # fmt: skip
+
+
+def _with_pending(recalled: Recalled, pending: Sequence[Turn]) -> Recalled:
+    """Add what this process has forwarded and not yet written."""
+    turns = dict(recalled.turns)
+    for turn in pending:
+        if all(stored.items != turn.items for stored in turns.get(turn.key, ())):
+            stored = Stored(started=turn.started, items=turn.items, replies=frozenset())
+            turns[turn.key] = (*turns.get(turn.key, ()), stored)
+    return Recalled(turns=turns) if pending else recalled

@@ -1,0 +1,139 @@
+"""The interface of memory and the values that pass through it. Every key is a keyed digest: no id, no key, no user."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.core.items import Item
+from proxy.core.lineage import Recalled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One attempt at a turn: what identifies it, and the items that were forwarded for it."""
+
+    key: bytes
+    started: float
+    items: tuple[Item, ...]
+
+    @property
+    def attempt(self) -> bytes:
+        """Tell attempts at the same words with other context apart."""
+        digest = hashlib.blake2b(digest_size=8)
+        for item in self.items:
+            digest.update(item.sha256)
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What memory knew. `degraded` when the store that should have known did not answer."""
+
+    recalled: Recalled
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A named conversation as its last request left it, for `GET /strata/conversations/{id}`.
+
+    `layers` is `[["L1", tokens, "sha256…"], …]`, `library` is `[["a.md", "note_context", "sha256…"], …]`.
+    """
+
+    at: float
+    turns: int
+    layers: Sequence[Sequence[object]]
+    library: Sequence[Sequence[object]]
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What one request adds to its tenant's and conversation's counters."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    requests: int = 1
+
+    def plus(self, other: Tally) -> Tally:
+        """Add two."""
+        return Tally(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            requests=self.requests + other.requests,
+        )
+
+
+class Store(Protocol):
+    """Memory. No call raises for want of an answer, and none waits longer than its bound."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the store that is configured does not answer now."""
+        ...
+
+    async def recall(self, conversation: str) -> Answer:
+        """Return what was stored for a conversation's turns."""
+        ...
+
+    async def remember(self, conversation: str, turn: Turn) -> None:
+        """Store what is being forwarded for a turn; the first writer of an attempt wins."""
+        ...
+
+    async def answered(self, conversation: str, turn: Turn, replies: Sequence[bytes]) -> None:
+        """Store digests of the answers to an attempt."""
+        ...
+
+    async def seen(self, conversation: str, view: View, tally: Tally) -> None:
+        """Store how a conversation looks now, and count."""
+        ...
+
+    def count(self, partition: str, tally: Tally) -> None:
+        """Count for a tenant, soon."""
+        ...
+
+    async def view(self, conversation: str) -> View | None:
+        """Return how a conversation looks; None when nothing is known of it."""
+        ...
+
+    async def forget(self, conversation: str) -> bool:
+        """Delete a conversation everywhere; False when nothing was known of it. Raises Unavailable when it cannot."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class Unavailable(Exception):
+    """The store does not answer, and the caller must know: what it asked for has not happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Turns names into keyed digests, so that what is stored names nobody."""
+
+    secret: bytes
+
+    def partition(self, credential: Mapping[str, str] | str) -> str:
+        """Digest a tenant's name, or a client's whole credential by header."""
+        if isinstance(credential, str):
+            return self._digest("tenant", credential)
+        return self._digest("credential", *(part for pair in sorted(credential.items()) for part in pair))
+
+    def conversation(self, partition: str, name: str, user: str) -> str:
+        """Digest a conversation's id; an end user's id separates conversations and never joins them."""
+        return self._digest("conversation", partition, name, user)
+
+    def _digest(self, *parts: str) -> str:
+        mac = hmac.new(self.secret, digestmod="sha256")
+        for part in parts:
+            raw = part.encode("utf-8", "surrogatepass")
+            mac.update(len(raw).to_bytes(8, "big") + raw)
+        return mac.hexdigest()[:32]

@@ -1,0 +1,72 @@
+"""Record → one JSON line. No content, no keys. Lines leave in batches, off the request's path."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+import orjson
+
+from proxy.observe.record import Record
+
+Level = Literal["debug", "info", "warning", "error"]
+_ORDER: tuple[Level, ...] = ("debug", "info", "warning", "error")
+_BATCH = 512
+
+
+class Log:
+    """`later` runs a function soon, once the loop is free; without it every line is written at once."""
+
+    def __init__(
+        self, level: Level, *, out: BinaryIO | None = None, later: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        self._from = _ORDER.index(level)
+        self._out = out or sys.stderr.buffer
+        self._later = later
+        self._lines: list[bytes] = []
+
+    def emit(self, record: Record) -> None:
+        """Write the request's line: level `error` for the proxy's own faults, `warning` for failures, else `info`."""
+        failed = record.outcome in {"upstream_error", "upstream_interrupted", "bypass"}
+        level: Level = "error" if record.outcome == "error" else "warning" if failed else "info"
+        if _ORDER.index(level) >= self._from:
+            self._add({"level": level, "event": "request", **line(record)})
+
+    def say(self, level: Level, event: str, *, at: float, **facts: object) -> None:
+        """Write a line that is about no request."""
+        if _ORDER.index(level) >= self._from:
+            self._add({"level": level, "event": event, "at": at, **facts})
+
+    def _add(self, fields: dict[str, object]) -> None:
+        self._lines.append(orjson.dumps(fields, default=str))
+        if self._later is None or len(self._lines) >= _BATCH:
+            self.flush()
+        elif len(self._lines) == 1:
+            self._later(self.flush)
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        lines, self._lines = self._lines, []
+        if lines:
+            self._out.write(b"\n".join([*lines, b""]))
+            self._out.flush()
+
+
+def line(record: Record) -> dict[str, object]:
+    """Flatten a record; what is unknown is left out."""
+    fields: dict[str, object] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name == "layers" and record.layers is not None:
+            fields["layers"] = {layer.name: [layer.tokens, layer.sha256] for layer in record.layers.each if layer.tokens}
+        elif field.name == "usage" and record.usage is not None:
+            fields |= {
+                name: amount for name, amount in dataclasses.asdict(record.usage).items() if amount is not None
+            }
+        elif field.name.endswith("_seconds") and value is not None:
+            fields[field.name] = round(value, 6)
+        elif value not in (None, (), 0):
+            fields[field.name] = value
+    return fields

@@ -1,0 +1,50 @@
+"""Plan → response headers: what the proxy did, told before the answer begins. Bounded in size."""
+
+from __future__ import annotations
+
+from proxy.core.measure import Layers
+from proxy.core.plan import Plan
+
+_NOTES = {
+    "library_left_out": "the context library was left out: it did not fit",
+    "forwarded_over_budget": "the prompt is over its limit and was forwarded all the same",
+}
+
+
+def headers(
+    *,
+    request_id: str,
+    conversation: str | None,
+    plan: Plan | None,
+    layers: Layers | None,
+    cause: str | None,
+    overhead_seconds: float,
+    degraded: bool,
+) -> list[tuple[bytes, bytes]]:
+    """Return the receipt, `x-strata-layers: L1=812:9f86d081884c7d65 L4=… L5=…` among it (tokens:digest)."""
+    told = [(b"x-strata-request-id", request_id)]
+    if conversation is not None:
+        told.append((b"x-strata-conversation", _plain(conversation)))
+    if layers is not None:
+        shown = " ".join(f"{layer.name}={layer.tokens}:{layer.sha256}" for layer in layers.each if layer.tokens)
+        told.append((b"x-strata-layers", shown))
+    warnings = [f"bypass: {cause}"] if cause else []
+    if plan is not None:
+        if plan.dropped_turns:
+            told.append((b"x-strata-dropped-turns", str(plan.dropped_turns)))
+        if plan.dropped_exchanges:
+            told.append((b"x-strata-dropped-exchanges", str(plan.dropped_exchanges)))
+        if plan.draft.referenced:
+            told.append((b"x-strata-references", str(len(plan.draft.referenced))))
+        warnings += [_NOTES[action] for action in plan.actions if action in _NOTES]
+    if degraded:
+        warnings.append("memory is degraded: Redis does not answer")
+    if warnings:
+        told.append((b"x-strata-warning", "; ".join(warnings)))
+    told.append((b"server-timing", f"strata;dur={overhead_seconds * 1000:.2f}"))
+    return [(name, value.encode("latin-1", "replace")) for name, value in told]
+
+
+def _plain(text: str) -> str:
+    """A header holds no line breaks, and not without end."""
+    return "".join(char if char.isprintable() and char.isascii() else "?" for char in text)[:128]

@@ -1,0 +1,49 @@
+"""The record: one frozen value a request, emitted last whatever happened. Every number elsewhere is a field of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core.measure import Layers
+from proxy.core.plan import Action
+from proxy.core.usage import Usage
+
+Outcome = Literal["ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error"]
+OUTCOMES: tuple[Outcome, ...] = (
+    "ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One chat request. Times are seconds; `model` is a label from a closed set. Holds no content and no key.
+
+    `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of
+    a stream that reached the client, known also where usage never came.
+    """
+
+    request_id: str
+    at: float
+    tenant: str
+    model: str
+    mode: str
+    stream: bool
+    outcome: Outcome
+    status: int
+    cause: str | None = None
+    conversation: str | None = None
+    layers: Layers | None = None
+    limit_tokens: int | None = None
+    dropped_turns: int = 0
+    dropped_exchanges: int = 0
+    actions: tuple[Action, ...] = ()
+    references: int = 0
+    referenced_tokens: int = 0
+    library_items: int = 0
+    usage: Usage | None = None
+    usage_due: bool = False
+    output_events: int = 0
+    overhead_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    duration_seconds: float = 0.0

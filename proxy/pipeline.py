@@ -1,0 +1,214 @@
+"""The life of a chat request: read → recall → plan → forward → record. `handle` is all of it on one screen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.background import Background
+from proxy.call import Call
+from proxy.core import conversation, measure, plan
+from proxy.core.lineage import NOTHING, Recalled
+from proxy.core.models import Encoding, describe
+from proxy.core.plan import Plan
+from proxy.core.request import Request, read
+from proxy.downstream import ClientGone, Downstream
+from proxy.errors import INTERNAL, TOO_LONG, Odd, StrataError
+from proxy.forward import Forwarder
+from proxy.memo import Analyst, TokenScale, count
+from proxy.memory.store import Keys, Store, Tally, Turn, View
+from proxy.observe.record import Outcome, Record
+from proxy.settings import Settings
+from proxy.tenants import Tenants
+from proxy.upstream.client import Client, Interrupted
+
+INLINE_BYTES = 16_384
+"""More new text than this is counted in a thread, so that no other request waits for it."""
+OUTCOME_OF: dict[str, Outcome] = {"upstream_error": "upstream_error", "server_error": "error"}
+
+Sink = Callable[[Record], None]
+
+
+class Pipeline:
+    """Everything a chat request needs, built once at start."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        tenants: Tenants,
+        client: Client,
+        store: Store,
+        keys: Callable[[], Keys],
+        analyst: Analyst,
+        background: Background,
+        sinks: Sequence[Sink],
+        streams: Callable[[int], None],
+        memo_bytes: int,
+    ) -> None:
+        self._settings = settings
+        self._tenants = tenants
+        self._forwarder = Forwarder(
+            client, measure=self._weigh, streams=streams, inline_bytes=INLINE_BYTES
+        )
+        self._store = store
+        self._keys = keys
+        self._analyst = analyst
+        self._background = background
+        self._sinks = sinks
+        self._memo_bytes = memo_bytes
+        self._scales: dict[Encoding, TokenScale] = {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one chat request; exactly one record is emitted, whatever happens."""
+        client = Downstream(scope, receive, send)
+        call = self._open()
+        try:
+            call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
+            raw = await client.body(self._settings.max_body_bytes)
+            try:
+                request = self._read(call, client, raw)
+                recalled = await self._recall(call)
+                await self._plan(call, request, recalled)
+                self._remember(call, request)
+            except Odd as odd:
+                call.cause = odd.cause
+            await self._forwarder.forward(call, client, raw)
+        except (ClientGone, Interrupted):
+            call.outcome = "client_closed"
+        except asyncio.CancelledError:
+            call.conclude(client.status)
+            raise
+        except StrataError as error:
+            await self._refuse(call, client, error)
+        except Exception as error:  # noqa: BLE001 -- the outer edge: whatever it is, the client gets an answer
+            await self._refuse(call, client, StrataError(INTERNAL, f"Internal error ({type(error).__name__})"))
+            call.cause = f"{type(error).__name__}: {error}"
+        finally:
+            self._record(call)
+
+    def _open(self) -> Call:
+        return Call(
+            request_id=os.urandom(12).hex(), at=time.time(), started=time.monotonic(), tenant=self._tenants.nobody
+        )
+
+    # read
+
+    def _read(self, call: Call, client: Downstream, raw: bytes) -> Request:
+        call.started = time.monotonic()
+        self._analyst.unseen_bytes = 0
+        request = call.request = read(raw, self._analyst.analyse, count)
+        call.unseen_bytes = self._analyst.unseen_bytes
+        call.model = describe(request.model)
+        call.name = conversation.name(
+            request, client.headers,
+            id_headers=self._settings.conversation_headers, user_headers=self._settings.user_headers,
+        )  # fmt: skip
+        return request
+
+    # recall
+
+    async def _recall(self, call: Call) -> Recalled:
+        if call.name is None:
+            return NOTHING
+        keys = self._keys()
+        call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
+        answer = await self._store.recall(call.conversation)
+        call.degraded = answer.degraded
+        return answer.recalled
+
+    # plan
+
+    async def _plan(self, call: Call, request: Request, recalled: Recalled) -> None:
+        scale = self._scale(call.model.encoding)
+
+        def work() -> Plan:
+            return plan.make(
+                request, recalled, model=call.model, policy=call.tenant.policy, named=call.name is not None, scale=scale
+            )
+
+        call.unseen_bytes += sum(
+            len(item.content) for tries in recalled.turns.values() for stored in tries for item in stored.items
+        )
+        heavy = call.unseen_bytes > INLINE_BYTES
+        try:
+            call.plan = await asyncio.to_thread(work) if heavy else work()
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise Odd("plan_failed") from error
+        if call.plan.rejected:
+            total, limit = call.plan.total, call.plan.limit
+            raise StrataError(
+                TOO_LONG,
+                f"This request holds {total} tokens in its messages and tools, and its limit is {limit} tokens. "
+                "Its history has been cut as far as it may be.",
+                param="messages",
+            )
+
+    # remember, beside the upstream call
+
+    def _remember(self, call: Call, request: Request) -> None:
+        """Store what is about to be forwarded for this turn: the client's next step may reach another replica."""
+        if call.plan is None or call.conversation is None or not call.plan.links or not self._settings.remember_content:
+            return
+        newest = request.messages[call.plan.draft.newest.start]
+        brought = [block.item for text in newest.texts for block in text.blocks if block.item]
+        items = (*request.hints.context, *brought)
+        if items and newest.role == "user":
+            call.turn = Turn(key=call.plan.links[-1].key, started=call.at, items=items)
+            self._background.start(self._store.remember(call.conversation, call.turn))
+
+    # record
+
+    async def _refuse(self, call: Call, client: Downstream, error: StrataError) -> None:
+        call.outcome = OUTCOME_OF.get(error.fault.type, "refused")
+        call.cause = call.cause or error.fault.code
+        call.status = error.fault.status
+        if not client.begun:
+            await client.refuse(error, [(b"x-strata-request-id", call.request_id.encode())])
+
+    def _record(self, call: Call) -> None:
+        record = call.record(time.monotonic())
+        for sink in self._sinks:
+            sink(record)
+        tally = Tally(
+            prompt_tokens=record.usage.input_tokens if record.usage else 0,
+            cached_tokens=(record.usage.cache_read_tokens or 0) if record.usage else 0,
+        )
+        self._store.count(self._keys().partition(call.tenant.owner), tally)
+        if call.conversation is None or call.plan is None:
+            return
+        if call.turn is not None and call.told.replies:
+            self._background.start(self._store.answered(call.conversation, call.turn, call.told.replies))
+        self._background.start(self._store.seen(call.conversation, _view(call), tally))
+
+    # weighing
+
+    def _weigh(self, call: Call) -> None:
+        """Weigh a call's layers; what is forwarded does not depend on it."""
+        if call.request is None or call.plan is None or call.layers is not None:
+            return
+        scale = self._scale(call.model.encoding)
+        call.layers = measure.layers(call.request, call.plan.draft, scale)
+        call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
+
+    def _scale(self, encoding: Encoding) -> TokenScale:
+        if encoding not in self._scales:
+            self._scales[encoding] = TokenScale(encoding, max_bytes=self._memo_bytes)
+        return self._scales[encoding]
+
+
+def _view(call: Call) -> View:
+    assert call.plan is not None
+    layers = call.layers.each if call.layers else ()
+    return View(
+        at=call.at,
+        turns=len(call.plan.links),
+        layers=[[layer.name, layer.tokens, layer.sha256] for layer in layers],
+        library=[
+            [entry.item.label, entry.item.tag, entry.item.sha256.hex()[:16]] for entry in call.plan.draft.library.entries
+        ],
+    )

@@ -1,0 +1,148 @@
+"""Passing an answer on as it comes: bytes go downstream first, a copy feeds the readers of usage and replies."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.core import reply, sse
+from proxy.core.usage import Usage, parse
+from proxy.downstream import Downstream, error_body
+from proxy.errors import INTERRUPTED, SHUTTING_DOWN
+from proxy.upstream.client import Answer, Interrupted, Truncated
+from proxy.upstream.headers import Raw, downstream
+
+_MOST_KEPT = 4_194_304
+"""An answer longer than this is passed on whole, but not read for usage or replies."""
+_INFLATABLE = (b"gzip", b"deflate")
+
+Clock = Callable[[], float]
+End = Literal["whole", "interrupted", "client_gone", "shutdown"]
+
+
+@dataclass(slots=True)
+class Told:
+    """What passing an answer on has shown so far; true at any moment, also when it ends early."""
+
+    end: End = "client_gone"
+    usage: Usage | None = None
+    replies: tuple[bytes, ...] = ()
+    pieces: int = 0
+    first_at: float | None = None
+    failed: bool = False
+    why: str | None = None
+    kept: list[bytes] = field(default_factory=list, repr=False)
+
+
+async def stream(
+    answer: Answer, client: Downstream, receipt: Raw, told: Told, *, strip_usage: bool, choices: int, keep: bool, clock: Clock
+) -> None:
+    """Pass an event stream on. One that breaks off ends in one error event in band, never in an invented finish."""
+    tap = sse.Stream(strip_usage=strip_usage, choices=choices)
+    inflate = _inflater(answer)
+    drop = frozenset({b"content-length"}) | (frozenset({b"content-encoding"}) if inflate else frozenset())
+    await client.begin(answer.status, [*_unbuffered(downstream(answer.headers, drop=drop)), *receipt])
+    size = 0
+    try:
+        while data := await answer.read():
+            data = tap.feed(inflate.decompress(data) if inflate else data)
+            if not data:
+                continue
+            if told.first_at is None:
+                told.first_at = clock()
+            told.pieces += 1
+            await client.send(data, more=True)
+            if keep and size < _MOST_KEPT:
+                size += len(data)
+                told.kept.append(data)
+    except Truncated as error:
+        told.end, told.why = "interrupted", str(error)
+    except Interrupted:
+        told.end = "client_gone"
+    except asyncio.CancelledError:
+        # uvicorn's deadline for a graceful shutdown has passed.
+        told.end = "shutdown"
+        await client.send((b"\n\n" if tap.torn else b"") + _broken(told), more=False)
+        raise
+    else:
+        rest = tap.end()
+        if rest:
+            await client.send(rest, more=True)
+            told.kept.append(rest)
+        told.end, told.why = ("whole", None) if tap.complete else ("interrupted", "no finish reason and no [DONE]")
+    if told.end == "interrupted" and tap.complete:
+        told.end = "whole"
+    told.failed = tap.error
+    if tap.usage_event:
+        told.usage = parse(sse.data(tap.usage_event))
+    if keep and told.end == "whole" and size < _MOST_KEPT:
+        told.replies = reply.of_stream(b"".join(told.kept))
+    if told.end == "interrupted":
+        await client.send((b"\n\n" if tap.torn else b"") + _broken(told), more=False)
+    elif told.end == "whole":
+        await client.send(b"", more=False)
+
+
+async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, keep: bool, clock: Clock) -> None:
+    """Pass any other answer on, byte for byte with its own framing; JSON is read for its usage as well."""
+    await client.begin(answer.status, [*downstream(answer.headers), *receipt])
+    readable = answer.status < 300 and b"json" in answer.header(b"content-type")
+    kept: list[bytes] = []
+    size = 0
+    try:
+        while data := await answer.read():
+            told.first_at = told.first_at or clock()
+            told.pieces += 1
+            last = answer.whole
+            await client.send(data, more=not last)
+            size += len(data)
+            if readable and size <= _MOST_KEPT:
+                kept.append(data)
+            if last:
+                break
+        else:
+            await client.send(b"", more=False)
+    except Truncated as error:
+        told.end, told.why = "interrupted", str(error)
+        return
+    except Interrupted:
+        return
+    told.end = "whole"
+    if readable and size <= _MOST_KEPT:
+        whole = _plain(b"".join(kept), answer.header(b"content-encoding"))
+        told.usage = parse(whole)
+        told.replies = reply.of_answer(whole) if keep else ()
+
+
+def _broken(told: Told) -> bytes:
+    if told.end == "shutdown":
+        return b"data: " + error_body(SHUTTING_DOWN, "The proxy is shutting down; the answer is not whole.") + b"\n\n"
+    message = f"The upstream broke off before its answer was whole: {told.why}."
+    return b"data: " + error_body(INTERRUPTED, message) + b"\n\n"
+
+
+def _unbuffered(headers: Raw) -> Raw:
+    """Ask what stands between here and the client not to collect the stream."""
+    names = {name for name, _ in headers}
+    if b"cache-control" not in names:
+        headers.append((b"cache-control", b"no-cache"))
+    if b"x-accel-buffering" not in names:
+        headers.append((b"x-accel-buffering", b"no"))
+    return headers
+
+
+def _inflater(answer: Answer) -> zlib._Decompress | None:
+    """An upstream that compresses an event stream unasked is decoded, so that each event leaves at once."""
+    return zlib.decompressobj(47) if answer.header(b"content-encoding") in _INFLATABLE else None
+
+
+def _plain(raw: bytes, encoding: bytes) -> bytes:
+    if encoding not in _INFLATABLE:
+        return raw
+    try:
+        return zlib.decompressobj(47).decompress(raw, 4 * _MOST_KEPT)
+    except zlib.error:
+        return b""

@@ -1,0 +1,375 @@
+"""An HTTP/1.1 transport behind httpx's seam, for a proxy's load: many long streams, no pool walk.
+
+httpx's own pool looks at every connection on every request; under 200 streams that is most of its time. Here an idle
+connection is popped from a list, bytes go from the socket to the reader without a copy, and a slow reader stops the
+socket. One connection carries one request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import ssl
+from collections.abc import AsyncIterator, Callable
+
+import httptools
+import httpx
+from typing_extensions import override
+
+_HIGH_WATER = 65_536
+_LOW_WATER = 16_384
+_NO_BODY = (204, 304)
+
+
+class StaleConnection(httpx.RemoteProtocolError):
+    """A reused connection had been closed by the upstream before a byte of its answer came."""
+
+
+class _Protocol(asyncio.Protocol):
+    """One connection: the parser's callbacks fill a queue of chunks, the request's task empties it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.transport: asyncio.Transport | None = None
+        self.broken: Exception | None = None
+        self.idle_since = 0.0
+        self.used = False
+        self._writable: asyncio.Future[None] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Make ready for the next answer."""
+        self.parser = httptools.HttpResponseParser(self)
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.chunks: collections.deque[bytes] = collections.deque()
+        self.buffered = 0
+        self.paused = False
+        self.head = False
+        self.complete = False
+        self.keep_alive = False
+        self.interim = False
+        self.until_close = False
+        self.expects_body = True
+        self._waiter: asyncio.Future[None] | None = None
+
+    # asyncio's side
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._break(httpx.RemoteProtocolError("the upstream switched protocols"))
+        except httptools.HttpParserError as error:
+            self._break(httpx.RemoteProtocolError(f"not HTTP/1.1: {error}"))
+
+    @override
+    def eof_received(self) -> bool:
+        return False
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.head and self.until_close and not self.complete and exc is None:
+            self.complete = True
+        elif not self.complete and self.broken is None:
+            if self.used and not self.head:
+                self.broken = StaleConnection("the upstream closed a kept connection")
+            else:
+                self.broken = httpx.RemoteProtocolError("the upstream closed the connection before its answer was whole")
+        self.transport = None
+        self.keep_alive = False
+        self._wake()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    @override
+    def pause_writing(self) -> None:
+        self._writable = self.loop.create_future()
+
+    @override
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self.parser.get_status_code()
+        self.interim = 100 <= self.status < 200
+        if self.interim:
+            return
+        self.keep_alive = self.parser.should_keep_alive()
+        names = {name.lower() for name, _ in self.headers}
+        bodiless = not self.expects_body or self.status in _NO_BODY
+        self.until_close = not bodiless and not names & {b"content-length", b"transfer-encoding"}
+        self.head = True
+        if bodiless:
+            self.complete = True
+        self._wake()
+
+    def on_body(self, body: bytes) -> None:
+        self.chunks.append(body)
+        self.buffered += len(body)
+        if self.buffered > _HIGH_WATER and not self.paused and self.transport is not None:
+            self.paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        if self.interim:
+            self.interim = False
+            return
+        self.complete = True
+        self._wake()
+
+    # the request's side
+
+    def send(self, data: bytes) -> None:
+        if self.transport is None:
+            raise self.broken or httpx.WriteError("the connection is closed")
+        self.transport.write(data)
+
+    async def drain(self) -> None:
+        if self._writable is not None:
+            await self._writable
+
+    async def wait_head(self) -> None:
+        while not self.head:
+            if self.broken is not None:
+                raise self.broken
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """Return what has come, as one piece; empty at the end. Raises when the answer will never be whole."""
+        while not self.chunks:
+            if self.broken is not None:
+                raise self.broken
+            if self.complete:
+                return b""
+            await self._wait()
+        data = self.chunks.popleft() if len(self.chunks) == 1 else b"".join(self.chunks)
+        self.chunks.clear()
+        self.buffered = 0
+        if self.paused and self.transport is not None:
+            self.paused = False
+            self.transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """Drop the connection at once, whatever is under way."""
+        self.keep_alive = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def interrupt(self, error: Exception) -> None:
+        """Let the task that waits here fail with `error`, and drop the connection."""
+        self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        self.broken = self.broken or error
+        self.chunks.clear()
+        self.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class _Body(httpx.AsyncByteStream):
+    """The answer's body as it comes; closing it early drops the connection, which stops the upstream."""
+
+    def __init__(self, connection: _Protocol, release: Callable[[_Protocol], None], idle_seconds: float | None) -> None:
+        self.connection = connection
+        self._release = release
+        self._idle_seconds = idle_seconds
+        self._closed = False
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self.read():
+            yield data
+
+    async def read(self) -> bytes:
+        """Return the next piece, empty at the end; raises httpx.ReadTimeout after the idle limit."""
+        connection = self.connection
+        if connection.chunks or connection.complete or self._idle_seconds is None:
+            return await connection.read()
+        timer = connection.loop.call_later(
+            self._idle_seconds, connection.interrupt, httpx.ReadTimeout("the upstream sent nothing for too long")
+        )
+        try:
+            return await connection.read()
+        finally:
+            timer.cancel()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the answer is already here."""
+        return self.connection.complete
+
+    @override
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release(self.connection)
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """`max_idle_seconds` stays below common keep-alive limits of upstreams (Node 5 s is met by the retry)."""
+
+    def __init__(self, *, verify: ssl.SSLContext | None = None, max_idle_seconds: float = 30.0) -> None:
+        self._ssl = verify
+        self._max_idle_seconds = max_idle_seconds
+        self._idle: dict[tuple[bytes, bytes, int], list[_Protocol]] = {}
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return once its head is here.
+
+        `request.extensions["timeout"]` holds `connect`, `read` (to the head) and `idle` (between pieces) in seconds.
+        A request whose body is bytes is sent once more when a reused connection turns out to be closed before any
+        byte of an answer: the upstream cannot have answered it, and a new connection is used then.
+        """
+        body = request.stream if not isinstance(request.stream, httpx.ByteStream) else None
+        replayable = body is None
+        try:
+            return await self._send(request, fresh=not replayable)
+        except StaleConnection:
+            if not replayable:
+                raise
+            return await self._send(request, fresh=True)
+
+    async def _send(self, request: httpx.Request, *, fresh: bool) -> httpx.Response:
+        url, timeouts = request.url, request.extensions.get("timeout", {})
+        key = (url.raw_scheme, url.raw_host, url.port or (443 if url.scheme == "https" else 80))
+        connection = (None if fresh else self._reuse(key)) or await self._connect(key, timeouts.get("connect"))
+        connection.expects_body = request.method != "HEAD"
+        watch: Callable[[Callable[[Exception], None]], None] | None = request.extensions.get("interruptible")
+        if watch is not None:
+            watch(connection.interrupt)
+        limit = timeouts.get("read")
+        timer = limit and connection.loop.call_later(
+            limit, connection.interrupt, httpx.ReadTimeout("the upstream did not answer in time")
+        )
+        try:
+            await _write(connection, request)
+            await connection.wait_head()
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            if timer:
+                timer.cancel()
+
+        def release(done: _Protocol) -> None:
+            self._release(key, done)
+
+        return httpx.Response(
+            connection.status,
+            headers=httpx.Headers(connection.headers),
+            stream=_Body(connection, release, timeouts.get("idle")),
+            request=request,
+        )
+
+    def _reuse(self, key: tuple[bytes, bytes, int]) -> _Protocol | None:
+        idle = self._idle.get(key, [])
+        while idle:
+            connection = idle.pop()
+            if connection.transport is None or connection.transport.is_closing():
+                continue
+            if connection.loop.time() - connection.idle_since > self._max_idle_seconds:
+                connection.close()
+                continue
+            connection.reset()
+            connection.used = True
+            return connection
+        return None
+
+    def _release(self, key: tuple[bytes, bytes, int], connection: _Protocol) -> None:
+        reusable = connection.complete and connection.keep_alive and not connection.chunks
+        if not reusable or connection.transport is None or connection.until_close:
+            connection.close()
+            return
+        connection.idle_since = connection.loop.time()
+        self._idle.setdefault(key, []).append(connection)
+
+    async def _connect(self, key: tuple[bytes, bytes, int], limit: float | None) -> _Protocol:
+        scheme, host, port = key
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit):
+                _, connection = await loop.create_connection(
+                    lambda: _Protocol(loop),
+                    host.decode("ascii"),
+                    port,
+                    ssl=(self._ssl or _default_context()) if scheme == b"https" else None,
+                )
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(f"no connection to {host.decode()}:{port} in {limit} s") from error
+        except (OSError, ssl.SSLError) as error:
+            raise httpx.ConnectError(f"no connection to {host.decode()}:{port}: {error}") from error
+        return connection
+
+    @override
+    async def aclose(self) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
+
+@functools.cache
+def _default_context() -> ssl.SSLContext:
+    """Build the verifying context once: it reads the whole certificate store."""
+    return httpx.create_ssl_context()
+
+
+async def _write(connection: _Protocol, request: httpx.Request) -> None:
+    target = request.url.raw_path
+    lines = [request.method.encode("ascii") + b" " + target + b" HTTP/1.1\r\n"]
+    lines += [name + b": " + value + b"\r\n" for name, value in request.headers.raw]
+    head = b"".join([*lines, b"\r\n"])
+    stream = request.stream
+    if isinstance(stream, httpx.ByteStream):
+        body = b"".join([piece async for piece in stream])
+        connection.send(head + body if len(body) < _HIGH_WATER else head)
+        if len(body) >= _HIGH_WATER:
+            connection.send(body)
+        await connection.drain()
+        return
+    assert isinstance(stream, httpx.AsyncByteStream)
+    chunked = "content-length" not in request.headers
+    connection.send(head)
+    async for piece in stream:
+        if piece:
+            connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await connection.drain()
+        if connection.head:
+            # The upstream has answered already (a refusal, say): what is left of the body is not wanted.
+            connection.keep_alive = False
+            return
+    if chunked:
+        connection.send(b"0\r\n\r\n")
+    await connection.drain()

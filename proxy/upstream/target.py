@@ -1,0 +1,74 @@
+"""Downstream path → upstream URL: always exactly one version segment, whatever the base and the client wrote.
+
+Base `https://host/v1`, `https://host/v1/` or `https://host`; path `/v1/chat/completions`, `/chat/completions`,
+`//v1/chat/completions/`. A base that names its own version (`…/v1beta/openai`, `…/api/paas/v4`) is taken as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import httpx
+
+_VERSION = re.compile(rb"^v\d+[a-z0-9]*$")
+_ROOTS = frozenset(
+    {
+        b"chat", b"completions", b"responses", b"models", b"embeddings", b"files", b"uploads", b"batches", b"images",
+        b"audio", b"moderations", b"fine_tuning", b"assistants", b"threads", b"vector_stores", b"evals", b"realtime",
+        b"containers", b"conversations", b"organization", b"videos", b"messages", b"rerank",
+    }
+)  # fmt: skip
+"""Resources that live under `/v1` at every provider; other paths (`/props`, `/tokenize`) are an engine's own."""
+
+_CHAT = re.compile(rb"^(?:v1/)?chat/completions$|^openai/(?:v1/)?(?:deployments/[^/]+/)?chat/completions$")
+_STATELESS = frozenset(
+    {b"chat", b"completions", b"embeddings", b"models", b"moderations", b"images", b"audio", b"rerank"}
+)
+
+
+def normal(raw_path: bytes) -> bytes:
+    """Return a path without doubled, leading or trailing slashes; escapes stay as they are."""
+    return re.sub(rb"/{2,}", b"/", raw_path).strip(b"/")
+
+
+def is_chat(path: bytes) -> bool:
+    """Whether a normal path is the chat route, Azure's forms included."""
+    return bool(_CHAT.match(path))
+
+
+def is_stateless(path: bytes) -> bool:
+    """Whether a route keeps nothing at the provider that another holder of the same key could read."""
+    segments = [part for part in path.split(b"/") if part not in {b"v1", b"openai"}]
+    if segments[:1] == [b"deployments"]:
+        segments = segments[2:]
+    if segments[:2] == [b"chat", b"completions"]:
+        return len(segments) == 2
+    return bool(segments) and segments[0] in _STATELESS and b"%2f" not in segments[0].lower()
+
+
+class Target:
+    """Where one upstream is."""
+
+    def __init__(self, base: str) -> None:
+        url = httpx.URL(base)
+        self._origin = url.copy_with(raw_path=b"/", fragment=None)
+        segments = [part for part in url.raw_path.partition(b"?")[0].split(b"/") if part]
+        self._versioned = any(_VERSION.match(part) for part in segments)
+        self._plain = bool(segments) and segments[-1] == b"v1"
+        self._root = segments[:-1] if self._plain else segments
+        self.url = functools.lru_cache(maxsize=1024)(self._url)
+
+    def _url(self, raw_path: bytes, query: bytes) -> httpx.URL:
+        """Return the upstream's URL for a downstream path (escapes kept) and query."""
+        path = raw_path.lstrip(b"/")
+        first, _, rest = path.partition(b"/")
+        base = list(self._root)
+        if first == b"v1":
+            path, versioned = rest, True
+        else:
+            versioned = first in _ROOTS
+        if self._plain or not self._versioned:
+            base += [b"v1"] if versioned else []
+        raw = b"/" + b"/".join([*base, path] if path else base)
+        return self._origin.copy_with(raw_path=raw + (b"?" + query if query else b""))
