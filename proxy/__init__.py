@@ -1,1 +1,25 @@
-"""Strata."""
+"""Strata, an OpenAI-compatible reverse proxy that makes every prompt cheap to repeat. This page is the map.
+
+A chat request's life (`pipeline.Pipeline.handle`), and the value each step makes:
+
+    read      bytes → core.request.Request    raw spans; only messages not met before are analysed (core.message)
+    recall    → core.lineage.Recalled         the one read of memory, bounded in time (memory)
+    plan      → core.plan.Plan                pure: lineage → library → layers → budget, and why
+    forward   Plan → core.render → bytes      to the upstream (forward, upstream) and back as it comes (relay, core.sse)
+    record    → observe.record.Record         one, always, last; metrics, log line, receipt and memory are projections
+
+Everything that is no chat goes through `passthrough`; the proxy's own routes are in `admin`.
+
+Who may import whom, outermost first (import-linter holds it):
+
+    cli · demo · server · app          start and stop; the only builder of parts
+    pipeline | passthrough | admin     one request each
+    forward · call · relay             parts of a chat request's way
+    downstream | tenants | memo        the client's side, whose it is, what this process has found out
+    observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
+    settings | background | ranks      the environment, tasks, the tokenizers' data
+    core                               pure: values in, values out; no clock, I/O, randomness or logging
+    errors
+
+`simulator` stands apart: a model provider with a prompt cache, for demo, tests and benchmarks.
+"""

@@ -67,9 +67,7 @@ class Services:
         )
         self.passthrough = Passthrough(tenants=self.tenants, client=self.client)
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        self.admin = Admin(
-            tenants=self.tenants, store=self.store, keys=self.keys, metrics=self.metrics, token=token
-        )
+        self.admin = Admin(tenants=self.tenants, store=self.store, keys=self.keys, metrics=self.metrics, token=token)
 
     def keys(self) -> Keys:
         """Return the keys in force; they change once, when Redis tells the secret all replicas share."""

@@ -23,7 +23,7 @@ _OPTIONS = (b"stream_options", b"include_usage")
 
 
 class Forwarder:
-    """`measure` weighs the layers of a call, while the upstream works; `streams` is told of each that begins and ends."""
+    """`measure` weighs the layers of a call while the upstream works; `streams` is told of each that begins or ends."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Forwarder:
 
     async def _once(self, call: Call, client: Downstream, body: bytes) -> Answer:
         tenant, scope = call.tenant, client.scope
-        sent = headers.upstream(
-            scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=_DROPPED
-        )
+        sent = headers.upstream(scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=_DROPPED)
         # Uncompressed, so that events leave as they come and usage can be read.
         sent.append((b"accept-encoding", b"identity"))
         path = normal(scope["raw_path"])
-        return await self._client.send("POST", path, scope["query_string"], sent, body, call.exchange)
+        return await self._client.send(
+            "POST", path=path, query=scope["query_string"], headers=sent, body=body, exchange=call.exchange
+        )
 
     async def _relay(self, call: Call, client: Downstream, answer: Answer, *, asked: bool) -> None:
         told = receipt.headers(

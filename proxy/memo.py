@@ -100,5 +100,3 @@ class TokenScale(Scale):
 def count(text: str) -> int:
     """Count with the common encoding, whatever the model: a decision that depends on it is the same everywhere."""
     return tokens.counter(ranks.load("o200k_base"))(text)
-
-

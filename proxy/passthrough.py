@@ -59,7 +59,9 @@ class Passthrough:
             scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=frozenset({b"expect"})
         )
         body = b"" if client.bodiless() else client.pieces()
-        return await self._client.send(scope["method"], scope["raw_path"], query, sent, body, exchange)
+        return await self._client.send(
+            scope["method"], path=scope["raw_path"], query=query, headers=sent, body=body, exchange=exchange
+        )
 
 
 async def _relay(answer: Answer, client: Downstream) -> None:

@@ -52,9 +52,7 @@ class Pipeline:
     ) -> None:
         self._settings = settings
         self._tenants = tenants
-        self._forwarder = Forwarder(
-            client, measure=self._weigh, streams=streams, inline_bytes=INLINE_BYTES
-        )
+        self._forwarder = Forwarder(client, measure=self._weigh, streams=streams, inline_bytes=INLINE_BYTES)
         self._store = store
         self._keys = keys
         self._analyst = analyst
@@ -204,11 +202,10 @@ class Pipeline:
 def _view(call: Call) -> View:
     assert call.plan is not None
     layers = call.layers.each if call.layers else ()
+    entries = call.plan.draft.library.entries
     return View(
         at=call.at,
         turns=len(call.plan.links),
         layers=[[layer.name, layer.tokens, layer.sha256] for layer in layers],
-        library=[
-            [entry.item.label, entry.item.tag, entry.item.sha256.hex()[:16]] for entry in call.plan.draft.library.entries
-        ],
+        library=[[entry.item.label, entry.item.tag, entry.item.sha256.hex()[:16]] for entry in entries],
     )

@@ -35,31 +35,34 @@ class Told:
     failed: bool = False
     why: str | None = None
     kept: list[bytes] = field(default_factory=list, repr=False)
+    kept_bytes: int = 0
 
 
 async def stream(
-    answer: Answer, client: Downstream, receipt: Raw, told: Told, *, strip_usage: bool, choices: int, keep: bool, clock: Clock
+    answer: Answer,
+    client: Downstream,
+    receipt: Raw,
+    told: Told,
+    *,
+    strip_usage: bool,
+    choices: int,
+    keep: bool,
+    clock: Clock,
 ) -> None:
     """Pass an event stream on. One that breaks off ends in one error event in band, never in an invented finish."""
     tap = sse.Stream(strip_usage=strip_usage, choices=choices)
     inflate = _inflater(answer)
     drop = frozenset({b"content-length"}) | (frozenset({b"content-encoding"}) if inflate else frozenset())
     await client.begin(answer.status, [*_unbuffered(downstream(answer.headers, drop=drop)), *receipt])
-    size = 0
     try:
         while data := await answer.read():
-            data = tap.feed(inflate.decompress(data) if inflate else data)
-            if not data:
-                continue
-            if told.first_at is None:
-                told.first_at = clock()
-            told.pieces += 1
-            await client.send(data, more=True)
-            if keep and size < _MOST_KEPT:
-                size += len(data)
-                told.kept.append(data)
+            if passed := tap.feed(inflate.decompress(data) if inflate else data):
+                await _pass(passed, client, told, keep=keep, clock=clock)
+        if rest := tap.end():
+            await _pass(rest, client, told, keep=keep, clock=clock)
+        told.end, told.why = "whole", "no finish reason and no [DONE]"
     except Truncated as error:
-        told.end, told.why = "interrupted", str(error)
+        told.end, told.why = "whole", str(error)
     except Interrupted:
         told.end = "client_gone"
     except asyncio.CancelledError:
@@ -67,23 +70,25 @@ async def stream(
         told.end = "shutdown"
         await client.send((b"\n\n" if tap.torn else b"") + _broken(told), more=False)
         raise
-    else:
-        rest = tap.end()
-        if rest:
-            await client.send(rest, more=True)
-            told.kept.append(rest)
-        told.end, told.why = ("whole", None) if tap.complete else ("interrupted", "no finish reason and no [DONE]")
-    if told.end == "interrupted" and tap.complete:
-        told.end = "whole"
-    told.failed = tap.error
-    if tap.usage_event:
-        told.usage = parse(sse.data(tap.usage_event))
-    if keep and told.end == "whole" and size < _MOST_KEPT:
-        told.replies = reply.of_stream(b"".join(told.kept))
-    if told.end == "interrupted":
+    finally:
+        told.failed = tap.error
+        told.usage = parse(sse.data(tap.usage_event)) if tap.usage_event else None
+    if told.end == "whole" and not tap.complete:
+        told.end = "interrupted"
         await client.send((b"\n\n" if tap.torn else b"") + _broken(told), more=False)
     elif told.end == "whole":
+        told.replies = reply.of_stream(b"".join(told.kept)) if keep and told.kept_bytes < _MOST_KEPT else ()
         await client.send(b"", more=False)
+
+
+async def _pass(data: bytes, client: Downstream, told: Told, *, keep: bool, clock: Clock) -> None:
+    if told.first_at is None:
+        told.first_at = clock()
+    told.pieces += 1
+    await client.send(data, more=True)
+    if keep and told.kept_bytes < _MOST_KEPT:
+        told.kept_bytes += len(data)
+        told.kept.append(data)
 
 
 async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, keep: bool, clock: Clock) -> None:

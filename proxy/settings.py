@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     user_headers: Names = Field(
         ("x-openwebui-user-id",), description="Headers that name an end user; they keep conversations apart."
     )
-    remember_content: bool = Field(True, description="Keep items of named conversations; `false` keeps digests only.")
+    remember_content: bool = Field(default=True, description="Keep items of named conversations; `false` keeps digests only.")
     conversation_ttl_seconds: Annotated[int, Field(gt=0)] = Field(
         86_400, description="A named conversation is forgotten this long after its last request."
     )
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
         None, description="Key of the digests that partition memory; by default made once and kept in Redis."
     )
     allow_open: bool = Field(
-        False, description="Allow a public address with an upstream key and no tenants: anybody may spend it."
+        default=False, description="Allow a public address with an upstream key and no tenants: anybody may spend it."
     )
     context_tags: Names = Field((), description="More tags whose blocks are context items.")
     max_body_bytes: Annotated[int, Field(ge=1_024)] = Field(
@@ -302,7 +302,7 @@ def _check(settings: Settings) -> None:
                 raise SettingsError(f"{PREFIX}{_NESTED}{name.upper()}__KEYS: a key is also tenant {other.upper()}'s")
     if settings.upstream_key and not settings.tenants and not settings.loopback and not settings.allow_open:
         raise SettingsError(
-            f"{PREFIX}HOST is {settings.host!r}: with {PREFIX}UPSTREAM_KEY and no tenants anybody who can connect would "
-            f"spend that key; configure {PREFIX}TENANTS__<NAME>__KEYS, listen on 127.0.0.1, or set "
+            f"{PREFIX}HOST is {settings.host!r}: with {PREFIX}UPSTREAM_KEY and no tenants anybody who can connect "
+            f"would spend that key; configure {PREFIX}TENANTS__<NAME>__KEYS, listen on 127.0.0.1, or set "
             f"{PREFIX}ALLOW_OPEN=true"
         )

@@ -76,7 +76,7 @@ class Tenants:
         )
 
     def resolve(self, headers: Mapping[str, str], query: str = "") -> Tenant:
-        """Return the tenant of a request. Raises StrataError (401) when tenants are configured and the key is none's."""
+        """Return a request's tenant. Raises StrataError (401) when tenants are configured and the key is nobody's."""
         if self._by_key:
             found = self._by_key.get(_digest(_bearer(headers)))
             if found is None:

@@ -43,15 +43,13 @@ def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) 
         limits.append(model.window - (reply or reserve))
     scale = 1.0 if model.exact else MARGIN
     bases = [*known, model.largest_input] if model.largest_input is not None else known
-    return Limit(
-        tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale)
-    )
+    return Limit(tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale))
 
 
 def step(base: int, fixed: int) -> int:
-    """Return the grid's step: 40 % of what L1 and the tools leave, rounded down to 1, 1¼, 1½ or 1¾ times a power of two.
+    """Return the grid's step: 40 % of what L1 and the tools leave, so rounded that small changes of L1 do not move it.
 
-    So small changes of L1 do not move the grid.
+    Rounded down to 1, 1¼, 1½ or 1¾ times a power of two.
     """
     room = int((base - fixed) * _SHARE)
     if room < _SMALLEST_STEP:

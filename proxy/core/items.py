@@ -27,8 +27,9 @@ TAGS: Mapping[str, Kind] = {
     "document": "item", "file": "item", "file_content": "item", "attachment": "item", "context": "item",
     "snippet": "item", "source": "item", "code_snippet": "item",
     # Web pages and retrieved chunks: anybody may have written them.
-    "url_content": "web", "web_selected_text": "web", "web_page": "web", "webpage": "web", "youtube_video_context": "web",
-    "search_result": "web", "retrieved_chunk": "web", "chunk": "web", "untrusted": "web",
+    "url_content": "web", "web_selected_text": "web", "web_page": "web", "webpage": "web",
+    "youtube_video_context": "web", "search_result": "web", "retrieved_chunk": "web",
+    "chunk": "web", "untrusted": "web",
     # Tool outputs belong to their turn.
     "localSearch": "tool", "webSearch": "tool", "readNote": "tool", "getFileTree": "tool", "getTagList": "tool",
     "tool_result": "tool", "tool_output": "tool", "tool_response": "tool",
@@ -98,7 +99,8 @@ def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
             at = opened.end()
             continue
         kind = tags.kinds[tag]
-        item = None if kind == "tool" else make(tag, attributes, text[opened.start() : end], count, trusted=kind == "item")
+        content = text[opened.start() : end]
+        item = None if kind == "tool" else make(tag, attributes, content, count, trusted=kind == "item")
         blocks.append(Block(opened.start(), end, item))
         at = end
     return tuple(blocks)

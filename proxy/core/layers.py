@@ -87,7 +87,7 @@ def _reference(named: Sequence[tuple[str, bool]]) -> str:
 def arrange(
     messages: Sequence[Message], shape: Shape, *, library: Library, context: Sequence[Item], dropped: tuple[Span, ...]
 ) -> Draft:
-    """Arrange a prompt: L2 behind L1, repeats replaced by references, the request's own context before the user's words."""
+    """Arrange a prompt: L2 behind L1, references for repeats, the request's own context before the user's words."""
     standing = _Standing()
     changes: dict[int, Change] = {}
     draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, changes=changes, library=library)

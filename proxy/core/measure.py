@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from proxy.core import render, tokens
-from proxy.core.layers import Draft
+from proxy.core.layers import Change, Draft
+from proxy.core.message import Message
 from proxy.core.request import Request
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 Name = Literal["tools", "L1", "L2", "L3", "L4", "L5"]
 NAMES: tuple[Name, ...] = ("tools", "L1", "L2", "L3", "L4", "L5")
@@ -53,79 +57,76 @@ class Layers:
 
 def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
     """Weigh everything that is sent. Untouched messages are weighed by their remembered digests."""
-    weight: dict[Name, int] = dict.fromkeys(NAMES, 0)
-    content = {name: hashlib.sha256() for name in NAMES}
-    seen: set[Name] = set()
-
-    def put(name: Name, amount: int, digest: bytes) -> None:
-        weight[name] += amount
-        content[name].update(digest)
-        seen.add(name)
-
+    sums = _Sums()
     for key in ("tools", "functions", "response_format"):
         if raw := request.member(key):
-            put("tools", scale.schema(raw), raw)
-    for index, placed in enumerate(request.placed):
-        if not draft.keeps(index):
-            continue
-        message, change = placed.message, draft.changes.get(index)
-        if change is None:
-            amount, digest = scale.message(request.raw(index), message.digest), message.digest
-        else:
-            raw = render.message(request.raw(index), change)
-            digest = hashlib.sha256(raw).digest()
-            amount = scale.message(raw, digest)
-        if index < draft.leading:
-            if change is not None:
-                amount -= _put_library(put, scale, change.behind)
-            put("L1", amount, message.digest)
-        elif index == draft.newest.start and message.role == "user":
-            _put_newest(put, scale, request, draft, index, amount)
-        else:
-            if change is not None and draft.library:
-                amount -= _put_library(put, scale, change.before)
-            put("L4", amount, digest)
+            sums.put("tools", scale.schema(raw), raw)
+    for index in range(len(request.placed)):
+        if draft.keeps(index):
+            _put_message(sums, scale, request, draft, index)
     if draft.inserted:
-        put("L3", tokens.PER_MESSAGE + 1 + scale.text(draft.inserted), draft.inserted.encode())
-    weight["L5"] += tokens.PRIMING
-    return Layers(
-        tuple(Layer(name, weight[name], content[name].hexdigest()[:16] if name in seen else "") for name in NAMES)
-    )
+        sums.put("L3", tokens.PER_MESSAGE + 1 + scale.text(draft.inserted), draft.inserted.encode())
+    sums.weight["L5"] += tokens.PRIMING
+    return sums.freeze()
 
 
-class _Put(Protocol):
-    def __call__(self, name: Name, amount: int, digest: bytes) -> None: ...
+@dataclass(slots=True)
+class _Sums:
+    weight: dict[Name, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
+    content: dict[Name, Hash] = field(default_factory=dict)
+
+    def put(self, name: Name, amount: int, content: bytes) -> None:
+        self.weight[name] += amount
+        self.content.setdefault(name, hashlib.sha256()).update(content)
+
+    def put_library(self, scale: Scale, text: str) -> int:
+        """Put text into L2 and return what it weighs."""
+        if not text:
+            return 0
+        amount = scale.text(text)
+        self.put("L2", amount, text.encode())
+        return amount
+
+    def freeze(self) -> Layers:
+        digests = {name: content.hexdigest()[:16] for name, content in self.content.items()}
+        return Layers(tuple(Layer(name, self.weight[name], digests.get(name, "")) for name in NAMES))
 
 
-def _put_library(put: _Put, scale: Scale, text: str) -> int:
-    if not text:
-        return 0
-    amount = scale.text(text)
-    put("L2", amount, text.encode())
-    return amount
-
-
-def _put_newest(put: _Put, scale: Scale, request: Request, draft: Draft, index: int, amount: int) -> None:
-    """Split the newest user message: what was attached is L3, the user's own words are L5."""
+def _put_message(sums: _Sums, scale: Scale, request: Request, draft: Draft, index: int) -> None:
     message, change = request.placed[index].message, draft.changes.get(index)
+    raw, digest = request.raw(index), message.digest
+    if change is not None:
+        raw = render.message(raw, change)
+        digest = hashlib.sha256(raw).digest()
+    amount = scale.message(raw, digest)
+    if index < draft.leading:
+        amount -= sums.put_library(scale, change.behind) if change else 0
+        sums.put("L1", amount, message.digest)
+    elif index == draft.newest.start and message.role == "user":
+        _put_newest(sums, scale, message, change, context=draft.context, amount=amount)
+    else:
+        amount -= sums.put_library(scale, change.before) if change else 0
+        sums.put("L4", amount, digest)
+
+
+def _put_newest(
+    sums: _Sums, scale: Scale, message: Message, change: Change | None, *, context: str, amount: int
+) -> None:
+    """Split the newest user message: what was attached is L3, the user's own words are L5."""
     before = change.before if change else ""
-    if before and before != draft.context:
-        head = before.removesuffix(draft.context)
-        amount -= _put_library(put, scale, head)
-        before = draft.context
+    amount -= sums.put_library(scale, before.removesuffix(context))
+    attached = [context] if context else []
     replaced = {id(text): runs for text, runs in change.replaced} if change else {}
-    attached = [before] if before else []
     for text in message.texts:
         runs = replaced.get(id(text), ())
         attached += [run.text for run in runs]
-        gone = [(run.start, run.end) for run in runs]
         attached += [
             text.value[block.start : block.end]
             for block in text.blocks
-            if not any(start <= block.start < end for start, end in gone)
+            if not any(run.start <= block.start < run.end for run in runs)
         ]
     for piece in attached:
         weight = scale.text(piece)
-        put("L3", weight, piece.encode())
+        sums.put("L3", weight, piece.encode())
         amount -= weight
-    put("L5", amount, message.said if attached else message.digest)
+    sums.put("L5", amount, message.said if attached else message.digest)

@@ -31,7 +31,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class Stream:
-    """One chat stream as it passes. `feed` returns what goes on now: whole events, minus a usage chunk nobody asked for.
+    """One chat stream as it passes. `feed` returns what goes on now: whole events, less a usage chunk nobody wants.
 
     An event the network has cut is held until it is whole; should the upstream break off there, it is dropped, so that
     what follows it can be read.

@@ -268,7 +268,7 @@ class RedisStore(Store):
     def _trip(self) -> None:
         if not self._open and not self._closed:
             self._open = True
-            self._on_state(True)
+            self._on_state(True)  # noqa: FBT003 -- the state is the message
             self._probing = asyncio.ensure_future(self._probe())
 
     async def _probe(self) -> None:
@@ -281,7 +281,7 @@ class RedisStore(Store):
             except (RedisError, OSError, TimeoutError):
                 continue
             self._failures, self._open = 0, False
-            self._on_state(False)
+            self._on_state(False)  # noqa: FBT003 -- the state is the message
             return
 
     def _known(self, conversation: str) -> dict[bytes, str]:

@@ -60,11 +60,10 @@ def line(record: Record) -> dict[str, object]:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name == "layers" and record.layers is not None:
-            fields["layers"] = {layer.name: [layer.tokens, layer.sha256] for layer in record.layers.each if layer.tokens}
+            each = record.layers.each
+            fields["layers"] = {layer.name: [layer.tokens, layer.sha256] for layer in each if layer.tokens}
         elif field.name == "usage" and record.usage is not None:
-            fields |= {
-                name: amount for name, amount in dataclasses.asdict(record.usage).items() if amount is not None
-            }
+            fields |= {name: amount for name, amount in dataclasses.asdict(record.usage).items() if amount is not None}
         elif field.name.endswith("_seconds") and value is not None:
             fields[field.name] = round(value, 6)
         elif value not in (None, (), 0):

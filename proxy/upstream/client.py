@@ -161,7 +161,14 @@ class Client:
         self.refuses_stream_options = False
 
     async def send(
-        self, method: str, path: bytes, query: bytes, headers: Raw, body: bytes | AsyncIterator[bytes], exchange: Exchange
+        self,
+        method: str,
+        *,
+        path: bytes,
+        query: bytes,
+        headers: Raw,
+        body: bytes | AsyncIterator[bytes],
+        exchange: Exchange,
     ) -> Answer:
         """Send a request, bytes or a stream of pieces, and return once the head of its answer is here.
 

@@ -82,7 +82,7 @@ class _Protocol(asyncio.Protocol):
             if self.used and not self.head:
                 self.broken = StaleConnection("the upstream closed a kept connection")
             else:
-                self.broken = httpx.RemoteProtocolError("the upstream closed the connection before its answer was whole")
+                self.broken = httpx.RemoteProtocolError("the connection was closed before the answer was whole")
         self.transport = None
         self.keep_alive = False
         self._wake()
