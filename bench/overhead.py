@@ -78,7 +78,7 @@ def _arguments(argv: Sequence[str] | None = None) -> Settings:
         description="Measure the proxy's overhead against nginx and a plain httpx relay, as ratios within one run."
     )
     parser.add_argument("--reps", type=int, help="repetitions (default 3; 1 with --quick)")
-    parser.add_argument("--seconds", type=float, help="scale of each workload in seconds (default 3; 2 with --quick)")
+    parser.add_argument("--seconds", type=float, help="scale of each workload in seconds (default 3; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="one short repetition, at most 90 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     names = ", ".join((*VARIANTS, *WORKLOADS))
@@ -94,7 +94,7 @@ def _arguments(argv: Sequence[str] | None = None) -> Settings:
     repetitions = args.reps or (1 if args.quick else 3)
     return Settings(
         repetitions=repetitions,
-        seconds=args.seconds or (2.0 if args.quick else 3.0),
+        seconds=args.seconds or (1.0 if args.quick else 3.0),
         limit_seconds=_limit(args.quick, repetitions, args.seconds or 3.0),
         variants=tuple(name for name in VARIANTS if name in only) or VARIANTS,
         workloads=tuple(name for name in WORKLOADS if name in only) or WORKLOADS,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 
 import click
 from rich.console import Console
@@ -31,6 +33,19 @@ def serve(host: str | None, port: str | None, upstream: str | None, workers: str
     config.export(options)
     click.echo(server.announce(settings), err=True)
     sys.exit(server.run(settings))
+
+
+@main.command()
+@click.option("--keep", is_flag=True, help="Stay up afterwards and say which URLs to open.")
+def demo(*, keep: bool) -> None:
+    """Show the main job on this machine alone: no key, no Redis, no network."""
+    try:
+        from proxy.demo import show  # noqa: PLC0415 -- needs the extra, which a server does without
+    except ModuleNotFoundError as error:
+        click.echo(f"strata: the demo needs the package {error.name!r}: pip install 'strata-proxy[demo]'", err=True)
+        sys.exit(2)
+    with contextlib.suppress(KeyboardInterrupt):
+        show.demo(Console(), keep=threading.Event().wait if keep else None)
 
 
 @main.command(name="config")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -103,7 +104,9 @@ class Settings(BaseSettings):
     user_headers: Names = Field(
         ("x-openwebui-user-id",), description="Headers that name an end user; they keep conversations apart."
     )
-    remember_content: bool = Field(default=True, description="Keep items of named conversations; `false` keeps digests only.")
+    remember_content: bool = Field(
+        default=True, description="Keep items of named conversations; `false` keeps digests only."
+    )
     conversation_ttl_seconds: Annotated[int, Field(gt=0)] = Field(
         86_400, description="A named conversation is forgotten this long after its last request."
     )
@@ -306,3 +309,9 @@ def _check(settings: Settings) -> None:
             f"would spend that key; configure {PREFIX}TENANTS__<NAME>__KEYS, listen on 127.0.0.1, or set "
             f"{PREFIX}ALLOW_OPEN=true"
         )
+
+
+def default_text(field: FieldInfo) -> str:
+    """Return a field's default as the README shows it."""
+    value = field.get_default(call_default_factory=True)
+    return f"`{_shown(value)}`" if value not in (None, (), {}) else "none"

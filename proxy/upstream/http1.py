@@ -12,6 +12,7 @@ import collections
 import functools
 import ssl
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import httptools
 import httpx
@@ -58,8 +59,8 @@ class _Protocol(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are not asyncio's by inheritance.
+        self.transport = cast(asyncio.Transport, transport)
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from proxy.settings import load as load_settings
+
 VARIABLE = re.compile(r"\$\{(\w+)")
 
 # What a user makes from the example beside it.
-MADE_BY_THE_USER = {"tenants.json": "tenants.example.json"}
+MADE_BY_THE_USER = {"tenants.env": "tenants.example.env"}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -99,8 +101,15 @@ def test_strata_has_tenants(compose: dict[str, Any]) -> None:
     strata = compose["services"]["strata"]
 
     assert "STRATA_UPSTREAM_KEY" in strata["environment"]
-    assert strata["environment"]["STRATA_TENANTS_FILE"] == "/run/secrets/tenants"
-    assert strata["secrets"] == ["tenants"]
+    assert [default(path) for path in strata["env_file"]] == ["./tenants.env"]
+
+
+def test_the_example_tenants_are_settings(deploy: Path) -> None:
+    """The example of tenants is taken by Strata as it stands."""
+    lines = (deploy / "tenants.example.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+    assert set(load_settings(given).tenants) == {"acme", "lab"}
 
 
 def test_variables_are_documented(deploy: Path, compose: dict[str, Any]) -> None:

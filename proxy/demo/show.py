@@ -1,0 +1,158 @@
+"""What the demo prints: a table that grows turn by turn, then both ways side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from proxy.demo import run
+from proxy.demo.run import Place, Step, Told
+from proxy.demo.scenes import scenes
+
+_ROWS = 16
+_LAYERS = ("L1", "L2", "L3", "L4", "L5")
+
+
+def demo(console: Console, *, keep: Callable[[], object] | None) -> None:
+    """Run the demo; with `keep` its servers stay up until that returns."""
+    total = sum(len(scene.turns) for scene in scenes())
+    console.print(
+        "[bold]Strata demo[/bold]: the same conversations straight to a simulated provider, and through Strata. "
+        "No key, no Redis, no network.\n"
+    )
+    with run.servers() as (straight, through):
+        steps = _play(console, straight, through, total)
+        console.print(_summary(steps))
+        console.print(_verdict(steps))
+        if keep is not None:
+            _urls(console, through)
+            keep()
+
+
+def _play(console: Console, straight: Place, through: Place, total: int) -> list[Step]:
+    progress = Progress(
+        TextColumn("turns"), BarColumn(bar_width=40), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    task = progress.add_task("turns", total=total)
+    seen: list[Step] = []
+    with Live(Group(_table([]), progress), console=console, refresh_per_second=8, transient=True) as live:
+
+        def on_step(step: Step) -> None:
+            seen.append(step)
+            progress.advance(task)
+            live.update(Group(_table(seen[-_ROWS:]), progress))
+            if not console.is_terminal:
+                layers = " ".join(f"{name}={tokens}" for name, tokens in step.strata.layers)
+                told = f"turn {step.turn} of {step.scene.title}: {layers}; cached {step.strata.cached_tokens}"
+                console.print(f"[{len(seen)}/{total}] {told}", soft_wrap=True, highlight=False, markup=False)
+
+        steps = run.drive(straight, through, on_step=on_step)
+    console.print(_table(steps))
+    return steps
+
+
+def _table(steps: Sequence[Step]) -> Table:
+    table = Table(title="Turn by turn", title_justify="left", caption_justify="left")
+    table.add_column("conversation", overflow="fold", max_width=34)
+    table.add_column("turn", justify="right")
+    table.add_column("straight: prompt", justify="right")
+    table.add_column("cached", justify="right")
+    table.add_column("Strata: prompt", justify="right")
+    for layer in _LAYERS:
+        table.add_column(layer, justify="right", style="dim")
+    table.add_column("cached", justify="right", style="green")
+    table.add_column("refs", justify="right")
+    for step in steps:
+        table.add_row(*_row(step))
+    return table
+
+
+def _row(step: Step) -> list[str]:
+    layers = dict(step.strata.layers)
+    return [
+        step.scene.title,
+        str(step.turn),
+        f"{step.straight.prompt_tokens:,}",
+        f"{step.straight.cached_tokens:,}",
+        f"{step.strata.prompt_tokens:,}",
+        *(f"{layers[name]:,}" if layers.get(name) else "" for name in _LAYERS),
+        f"{step.strata.cached_tokens:,}",
+        str(step.strata.references or ""),
+    ]
+
+
+def _summary(steps: Sequence[Step]) -> Table:
+    table = Table(title="\nBoth ways, side by side", title_justify="left")
+    for column in ("", "straight", "through Strata", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    straight, strata = [step.straight for step in steps], [step.strata for step in steps]
+    for name, measure, shown in (
+        ("prompt tokens", _prompt, "{:,.0f}"),
+        ("of these cached", _cached, "{:,.0f}"),
+        ("cached share", _share, "{:.1%}"),
+        ("tokens read at full price", _uncached, "{:,.0f}"),
+        ("cost (gpt-5.1 prices)", _usd, "${:.4f}"),
+        ("time to first token, median", _median, "{:.0f} ms"),
+        ("time to first token, mean", _mean, "{:.0f} ms"),
+    ):
+        before, after = measure(straight), measure(strata)
+        change = (
+            f"{(after - before) * 100:+.1f} points"
+            if measure is _share
+            else f"{after / before - 1:+.0%}"
+            if before
+            else ""
+        )
+        table.add_row(name, shown.format(before), shown.format(after), change)
+    return table
+
+
+def _verdict(steps: Sequence[Step]) -> str:
+    before, after = _usd([step.straight for step in steps]), _usd([step.strata for step in steps])
+    references = sum(step.strata.references for step in steps)
+    return (
+        f"\nStrata sent [bold]{references}[/bold] repeated items as references, and these conversations cost "
+        f"[bold]{1 - after / before:.0%}[/bold] less. An append-only conversation goes through byte for byte."
+    )
+
+
+def _urls(console: Console, through: Place) -> None:
+    console.print("\nStill running; Ctrl-C ends it.")
+    console.print(f"  base_url for an OpenAI SDK   {through.strata}/v1   (any key, model {run.MODEL})")
+    console.print(f"  metrics                      {through.strata}/metrics")
+    console.print(f"  a conversation's layers      curl -H 'Authorization: Bearer demo' "
+                  f"{through.strata}/strata/conversations/demo-notes", soft_wrap=True)  # fmt: skip
+    console.print(f"  what the provider received   {through.provider}/sim/requests")
+
+
+def _prompt(told: Sequence[Told]) -> float:
+    return sum(one.prompt_tokens for one in told)
+
+
+def _cached(told: Sequence[Told]) -> float:
+    return sum(one.cached_tokens for one in told)
+
+
+def _uncached(told: Sequence[Told]) -> float:
+    return _prompt(told) - _cached(told)
+
+
+def _share(told: Sequence[Told]) -> float:
+    return _cached(told) / _prompt(told)
+
+
+def _usd(told: Sequence[Told]) -> float:
+    return float(sum(one.usd for one in told))
+
+
+def _median(told: Sequence[Told]) -> float:
+    return statistics.median(one.first_token_seconds for one in told) * 1000
+
+
+def _mean(told: Sequence[Told]) -> float:
+    return statistics.fmean(one.first_token_seconds for one in told) * 1000
