@@ -164,7 +164,10 @@ async def _trial(run: Run, name: str, subject: workloads.Subject, upstream: Serv
     share = (server.waited_seconds() - waited) / (perf_counter() - begin)
     run.add(server.name, figures | {f"{name}.waited_percent": 100 * share})
     if share > MOST_WAITING:
-        run.note(f"{name}: {server.name} was ready to run but had to wait for its core {share:.0%} of the time")
+        run.note(
+            f"{name}: {server.name} was ready but waited for its core {share:.0%} of the time "
+            "(others were on it, or its own other threads)"
+        )
 
 
 async def _repetition(run: Run, number: int, variants: Sequence[str], cores: Cores) -> None:

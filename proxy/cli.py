@@ -31,8 +31,13 @@ def serve(host: str | None, port: str | None, upstream: str | None, workers: str
     options = {config.PREFIX + name: value for name, value in given.items() if value is not None}
     settings = _load(options)
     config.export(options)
-    click.echo(server.announce(settings), err=True)
-    sys.exit(server.run(settings))
+    try:
+        listener = server.listen(settings)
+    except OSError as error:
+        click.echo(f"strata: cannot listen on {settings.host}:{settings.port}: {(error.strerror or str(error)).lower()}", err=True)
+        sys.exit(1)
+    click.echo(server.announce(settings, listener), err=True)
+    sys.exit(server.run(settings, listener))
 
 
 @main.command()
@@ -57,7 +62,9 @@ def config_() -> None:
         table.add_column(title, overflow="fold")
     for line in config.effective(settings):
         table.add_row(line.name, line.value or "[dim]not set[/dim]", line.source)
-    Console().print(table)
+    console = Console()
+    # A pipe has no width to fold to.
+    console.print(table, width=None if console.is_terminal else 200)
 
 
 def _load(options: dict[str, str]) -> config.Settings:

@@ -122,23 +122,43 @@ def decode(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 def _inflate(body: bytes, limit: int) -> bytes:
     try:
-        stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-        decoded = stream.decompress(body, limit)
+        return _members(body, limit, _GZIP_OR_ZLIB)
     except zlib.error:
-        stream = zlib.decompressobj(_RAW_DEFLATE)
-        decoded = stream.decompress(body, limit)
-    if not stream.eof and len(decoded) < limit:
-        raise EOFError("it is cut short")
+        return _members(body, limit, _RAW_DEFLATE)
+
+
+def _members(body: bytes, limit: int, kind: int) -> bytes:
+    """Decode one member after another; gzip allows several (RFC 1952, section 2.2)."""
+    decoded = b""
+    while body and len(decoded) < limit:
+        stream = zlib.decompressobj(kind)
+        decoded += stream.decompress(body, limit - len(decoded))
+        if not stream.eof and len(decoded) < limit:
+            raise EOFError("it is cut short")
+        body = stream.unused_data
     return decoded
 
 
 def _unpack(body: bytes, limit: int) -> bytes:
-    with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
+    decoder = zstandard.ZstdDecompressor()
+    with decoder.stream_reader(body, read_across_frames=True) as reader:
         pieces, size = [], 0
         while size < limit and (piece := reader.read(min(limit - size, 1 << 20))):
             pieces.append(piece)
             size += len(piece)
+    if size < limit:
+        _check_whole(decoder, body)
     return b"".join(pieces)
+
+
+def _check_whole(decoder: zstandard.ZstdDecompressor, body: bytes) -> None:
+    """The reader ends without a word where a frame is cut short; what has been read says that decoding fits."""
+    while body:
+        frame = decoder.decompressobj()
+        frame.decompress(body)
+        if not frame.eof:
+            raise EOFError("it is cut short")
+        body = frame.unused_data
 
 
 def _too_large(limit: int) -> StrataError:

@@ -64,9 +64,10 @@ class Forwarder:
             asyncio.get_running_loop().call_soon(self._measure, call)
             answer = await sending
         if ask and answer.status in _REFUSALS and _names_options(await answer.peek()):
-            self._client.refuses_stream_options = True
             await answer.close()
-            return await self._once(call, client, _render(call, raw, ask_usage=False)), False
+            answer = await self._once(call, client, _render(call, raw, ask_usage=False))
+            self._client.refuses_stream_options = answer.status not in _REFUSALS
+            return answer, False
         return answer, ask
 
     async def _once(self, call: Call, client: Downstream, body: bytes) -> Answer:
@@ -76,7 +77,12 @@ class Forwarder:
         sent.append((b"accept-encoding", b"identity"))
         path = normal(scope["raw_path"])
         return await self._client.send(
-            "POST", path=path, query=scope["query_string"], headers=sent, body=body, exchange=call.exchange
+            "POST",
+            path=path,
+            query=headers.query(scope["query_string"], hide=tenant.hides_credentials),
+            headers=sent,
+            body=body,
+            exchange=call.exchange,
         )
 
     async def _relay(self, call: Call, client: Downstream, answer: Answer, *, asked: bool) -> None:
@@ -90,7 +96,7 @@ class Forwarder:
             degraded=call.degraded,
         )
         keep = call.turn is not None
-        if answer.header(b"content-type").startswith(b"text/event-stream"):
+        if relay.readable(answer):
             choices = call.request.choices if call.request else 1
             self._streams(1)
             try:
@@ -108,7 +114,9 @@ class Forwarder:
 def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
     if call.request is not None and call.plan is not None:
         return render.body(call.request, call.plan.draft, ask_usage=ask_usage)
-    return json_body.splice(raw, json_body.remove(json_body.lenient(raw), {OWN})) if OWN.encode() in raw else raw
+    if OWN.encode() not in raw and b"\\u" not in raw:
+        return raw
+    return json_body.splice(raw, json_body.remove(json_body.lenient(raw), {OWN}))
 
 
 def _names_options(refusal: bytes) -> bool:

@@ -45,11 +45,10 @@ class Passthrough:
 
     async def _send(self, client: Downstream, exchange: Exchange) -> Answer:
         scope = client.scope
-        query = scope["query_string"]
-        tenant = self._tenants.resolve(client.headers, query.decode("latin-1"))
+        tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
         if client.headers.get("upgrade", "").lower() == "websocket":
             raise StrataError(NO_WEBSOCKET, "WebSocket upgrades are not supported; use the HTTP form of this route.")
-        if tenant.shares_key and not is_stateless(normal(scope["raw_path"])):
+        if tenant.shares_key and not is_stateless(scope["method"], normal(scope["raw_path"])):
             raise StrataError(
                 NOT_ALLOWED,
                 f"{scope['path']} keeps data at the upstream, where tenants share one key; it needs a key of the "
@@ -60,7 +59,12 @@ class Passthrough:
         )
         body = b"" if client.bodiless() else client.pieces()
         return await self._client.send(
-            scope["method"], path=scope["raw_path"], query=query, headers=sent, body=body, exchange=exchange
+            scope["method"],
+            path=scope["raw_path"],
+            query=headers.query(scope["query_string"], hide=tenant.hides_credentials),
+            headers=sent,
+            body=body,
+            exchange=exchange,
         )
 
 

@@ -17,7 +17,7 @@ from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request, read
 from proxy.downstream import ClientGone, Downstream
-from proxy.errors import INTERNAL, TOO_LONG, Odd, StrataError
+from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.store import Keys, Store, Tally, Turn, View
@@ -79,7 +79,8 @@ class Pipeline:
         except (ClientGone, Interrupted):
             call.outcome = "client_closed"
         except asyncio.CancelledError:
-            call.conclude(client.status)
+            # uvicorn's deadline for a graceful shutdown has passed.
+            await self._shut(call, client)
             raise
         except StrataError as error:
             await self._refuse(call, client, error)
@@ -167,6 +168,13 @@ class Pipeline:
         call.status = error.fault.status
         if not client.begun:
             await client.refuse(error, [(b"x-strata-request-id", call.request_id.encode())])
+
+    async def _shut(self, call: Call, client: Downstream) -> None:
+        if client.begun:
+            call.told.end = "shutdown"
+            call.conclude(client.status)
+        else:
+            await self._refuse(call, client, StrataError(SHUTTING_DOWN, "The proxy is shutting down."))
 
     def _record(self, call: Call) -> None:
         record = call.record(time.monotonic())

@@ -56,7 +56,7 @@ async def stream(
     await client.begin(answer.status, [*_unbuffered(downstream(answer.headers, drop=drop)), *receipt])
     try:
         while data := await answer.read():
-            if passed := tap.feed(inflate.decompress(data) if inflate else data):
+            if passed := tap.feed(inflate(data) if inflate else data):
                 await _pass(passed, client, told, keep=keep, clock=clock)
         if rest := tap.end():
             await _pass(rest, client, told, keep=keep, clock=clock)
@@ -94,7 +94,7 @@ async def _pass(data: bytes, client: Downstream, told: Told, *, keep: bool, cloc
 async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, keep: bool, clock: Clock) -> None:
     """Pass any other answer on, byte for byte with its own framing; JSON is read for its usage as well."""
     await client.begin(answer.status, [*downstream(answer.headers), *receipt])
-    readable = answer.status < 300 and b"json" in answer.header(b"content-type")
+    is_json = answer.status < 300 and b"json" in answer.header(b"content-type")
     kept: list[bytes] = []
     size = 0
     try:
@@ -104,7 +104,7 @@ async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, 
             last = answer.whole
             await client.send(data, more=not last)
             size += len(data)
-            if readable and size <= _MOST_KEPT:
+            if is_json and size <= _MOST_KEPT:
                 kept.append(data)
             if last:
                 break
@@ -116,7 +116,7 @@ async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, 
     except Interrupted:
         return
     told.end = "whole"
-    if readable and size <= _MOST_KEPT:
+    if is_json and size <= _MOST_KEPT:
         whole = _plain(b"".join(kept), answer.header(b"content-encoding"))
         told.usage = parse(whole)
         told.replies = reply.of_answer(whole) if keep else ()
@@ -139,9 +139,26 @@ def _unbuffered(headers: Raw) -> Raw:
     return headers
 
 
-def _inflater(answer: Answer) -> zlib._Decompress | None:
+def _inflater(answer: Answer) -> Callable[[bytes], bytes] | None:
     """An upstream that compresses an event stream unasked is decoded, so that each event leaves at once."""
-    return zlib.decompressobj(47) if answer.header(b"content-encoding") in _INFLATABLE else None
+    encoding = answer.header(b"content-encoding")
+    if encoding not in _INFLATABLE:
+        return None
+    decoder = zlib.decompressobj(47)
+
+    def inflate(data: bytes) -> bytes:
+        try:
+            return decoder.decompress(data)
+        except zlib.error as error:
+            raise Truncated(f"what it sent is no {encoding.decode()}") from error
+
+    return inflate
+
+
+def readable(answer: Answer) -> bool:
+    """Whether an answer is an event stream whose events can be told apart here."""
+    events = answer.header(b"content-type").startswith(b"text/event-stream")
+    return events and answer.header(b"content-encoding") in {b"", b"identity", *_INFLATABLE}
 
 
 def _plain(raw: bytes, encoding: bytes) -> bytes:

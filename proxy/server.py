@@ -6,9 +6,12 @@ stream that is cancelled ends with an error event.
 
 from __future__ import annotations
 
+import signal
+import socket
 from typing import Any
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from proxy import app
 from proxy.settings import Settings
@@ -40,17 +43,39 @@ def build(settings: Settings) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(app.create(settings), **options(settings)))
 
 
-def run(settings: Settings) -> int:
+def listen(settings: Settings) -> socket.socket:
+    """Bind the address; raises OSError when it is taken or none of this machine's."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # Naming the protocol matters: asyncio sends small pieces at once (TCP_NODELAY) only where it is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    listener.set_inheritable(True)
+    return listener
+
+
+def run(settings: Settings, listener: socket.socket) -> int:
     """Serve until told to stop; returns the exit status."""
     if settings.workers > 1:
-        uvicorn.run("proxy.app:from_environment", factory=True, workers=settings.workers, **options(settings))
+        config = uvicorn.Config(
+            "proxy.app:from_environment", factory=True, workers=settings.workers, **options(settings)
+        )
+        Multiprocess(config, sockets=[listener]).run()
         return 0
     server = build(settings)
-    server.run()
+    # uvicorn raises the signal that ended it once more at the end; it has been answered by then.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _answered)
+    server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def announce(settings: Settings) -> str:
+def _answered(*_: object) -> None:
+    """Take a signal that needs nothing more."""
+
+
+def announce(settings: Settings, listener: socket.socket) -> str:
     """Say where the proxy listens and what is behind it."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"strata: listening on http://{host}:{settings.port}/v1, upstream {settings.upstream_url}"
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"strata: listening on http://{shown}:{port}/v1, upstream {settings.upstream_url}"

@@ -90,7 +90,7 @@ class Tenants:
             owner=credential,
             policy=self._policy,
             upstream_key=self._shared,
-            hides_credentials=False,
+            hides_credentials=self._shared is not None,
             shares_key=False,
         )
 

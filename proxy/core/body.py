@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json  # noqa: TID251 -- the most lenient judge of odd but valid JSON (lone surrogates, NaN, a BOM)
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -21,6 +21,8 @@ _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*')
 _COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
 _CLOSE = re.compile(rb"[ \t\n\r]*\}[ \t\n\r]*\Z")
 _OPEN_LIST = re.compile(rb"[ \t\n\r]*\[[ \t\n\r]*")
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]', re.DOTALL)
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -55,7 +57,7 @@ def split(body: bytes) -> dict[str, Member]:
     try:
         values = _object.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise _judge(body, error) from error
+        raise judge(body, error) from error
     members: dict[str, Member] = {}
     found = _OPEN.match(body)
     at = found.end() if found else 0
@@ -122,56 +124,48 @@ def add(members: Mapping[str, Member], key: str, value: bytes) -> Edit:
 def lenient(body: bytes) -> tuple[Member, ...]:
     """Return the members of JSON that `split` called odd, a repeated key as often as it stands; `()` if no object.
 
-    Slow, and only for that: it finds the proxy's own member there, so that it stays here.
+    Slow, and only for that: it finds the proxy's own member there, so that it stays here. As deep as may be.
     """
-    try:
-        text = body.decode("utf-8", "surrogatepass")
-        pairs = _scan(text)
-    except (ValueError, RecursionError, IndexError):
+    if not body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return ()
-    edges = _byte_offsets(text, [at for pair in pairs for at in pair[1:]])
-    return tuple(Member(key, edges[start], edges[value], edges[end]) for key, start, value, end in pairs)
+    members: list[Member] = []
+    depth, key, value = 0, None, None
+    for token in _TOKEN.finditer(body):
+        mark = token.group()
+        if depth == 1 and key and value and mark in {b",", b"}"}:
+            members.append(Member(_name(key.group()), key.start(), *_trimmed(body, value.end(), token.start())))
+            key = value = None
+        if mark in {b"{", b"["}:
+            depth += 1
+        elif mark in {b"}", b"]"}:
+            depth -= 1
+        elif depth == 1 and mark == b":":
+            value = value or token
+        elif depth == 1 and mark != b",":
+            key = key or token
+    return tuple(members)
 
 
-def _scan(text: str) -> list[tuple[str, int, int, int]]:
-    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
-
-    def skip(at: int) -> int:
-        found = space.match(text, at)
-        return found.end() if found else at
-
-    pairs: list[tuple[str, int, int, int]] = []
-    at = skip(1 if text.startswith("\ufeff") else 0)
-    if text[at] != "{":
-        return []
-    at = skip(at + 1)
-    while text[at] != "}":
-        key, colon = decoder.raw_decode(text, at)
-        value = skip(skip(colon) + 1)
-        _, end = decoder.raw_decode(text, value)
-        pairs.append((key, at, value, end))
-        at = skip(end)
-        at = skip(at + 1) if text[at] == "," else at
-    return pairs
+def _trimmed(body: bytes, start: int, end: int) -> tuple[int, int]:
+    value = body[start:end]
+    return end - len(value.lstrip(b" \t\r\n")), start + len(value.rstrip(b" \t\r\n"))
 
 
-def _byte_offsets(text: str, characters: Sequence[int]) -> dict[int, int]:
-    offsets: dict[int, int] = {}
-    done = size = 0
-    for at in sorted(set(characters)):
-        size += len(text[done:at].encode("utf-8", "surrogatepass"))
-        done = at
-        offsets[at] = size
-    return offsets
+def _name(key: bytes) -> str:
+    """Read a key; one that cannot be read is nobody's."""
+    try:
+        return str(json.loads(key))
+    except ValueError:
+        return ""
 
 
-def _judge(body: bytes, error: Exception) -> Exception:
-    if isinstance(error, msgspec.ValidationError):
-        return Odd("odd_json")
+def judge(body: bytes, error: Exception) -> Exception:
+    """Tell a body that no parser would take from one that is only odd."""
+    odd = error if isinstance(error, Odd) else Odd("odd_json")
     try:
         json.loads(body)
-    except ValueError:
-        return StrataError(BAD_JSON, f"The request body is not valid JSON: {error}")
     except RecursionError:
-        return Odd("odd_json")
-    return Odd("odd_json")
+        return odd
+    except ValueError as why:
+        return StrataError(BAD_JSON, f"The request body is not valid JSON: {why}")
+    return odd

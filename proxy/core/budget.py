@@ -35,8 +35,8 @@ def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) 
     known = [tokens for tokens in (budget, model.window) if tokens is not None]
     if not known:
         return None
-    limits = [min(known) - reserve if budget is None else budget - reserve]
-    own = limits[0] if budget is not None else None
+    own = budget - reserve if budget is not None else None
+    limits = [own] if own is not None else []
     if model.largest_input is not None:
         limits.append(model.largest_input)
     if model.window is not None:

@@ -96,7 +96,8 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
 def said(role: str, texts: Sequence[str], calls: Sequence[tuple[str, str]] = ()) -> bytes:
     """Digest what was said: role, words and tool calls. White space is how a client stores words, not words."""
     digest = hashlib.blake2b(role.encode(), digest_size=16)
-    digest.update(b"\0" + " ".join(word for text in texts for word in text.split()).encode("utf-8", "surrogatepass"))
+    words = " ".join(filter(None, (" ".join(text.split()) for text in texts)))
+    digest.update(b"\0" + words.encode("utf-8", "surrogatepass"))
     for name, arguments in calls:
         digest.update(b"\0" + name.encode("utf-8", "surrogatepass") + b"\0" + "".join(arguments.split()).encode())
     return digest.digest()

@@ -11,9 +11,9 @@ import msgspec
 import orjson
 
 from proxy.core import items
-from proxy.core.body import Member, elements, split
+from proxy.core.body import Member, elements, judge, split
 from proxy.core.message import Message
-from proxy.errors import BAD_VALUE, Odd, StrataError
+from proxy.errors import BAD_JSON, BAD_VALUE, Odd, StrataError
 
 OWN = "strata"
 """The member of a body that is for the proxy alone; it never goes upstream."""
@@ -81,7 +81,16 @@ def read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
         StrataError: the body is not JSON, or its `strata` member does not say what it must.
         Odd: it is valid, but not understood well enough to be touched.
     """
+    try:
+        return _read(body, analyse, count)
+    except Odd as odd:
+        raise judge(body, odd) from odd
+
+
+def _read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
     members = split(body)
+    if not body.isascii():
+        _check_text(body)
     if "messages" not in members:
         raise Odd("no_messages")
     spans = elements(body, members["messages"].value, members["messages"].end)
@@ -104,6 +113,13 @@ def read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
         placed=tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans),
         hints=hints(value(OWN), count) if OWN in members else Hints(),
     )  # fmt: skip
+
+
+def _check_text(body: bytes) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise StrataError(BAD_JSON, f"The request body is not valid JSON: {error}") from error
 
 
 def _soft(raw: bytes, kind: type[T]) -> T | None:

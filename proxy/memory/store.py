@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
@@ -132,8 +133,13 @@ class Keys:
         return self._digest("conversation", partition, name, user)
 
     def _digest(self, *parts: str) -> str:
-        mac = hmac.new(self.secret, digestmod="sha256")
-        for part in parts:
-            raw = part.encode("utf-8", "surrogatepass")
-            mac.update(len(raw).to_bytes(8, "big") + raw)
-        return mac.hexdigest()[:32]
+        return _digest(self.secret, parts)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _digest(secret: bytes, parts: tuple[str, ...]) -> str:
+    mac = hmac.new(secret, digestmod="sha256")
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass")
+        mac.update(len(raw).to_bytes(8, "big") + raw)
+    return mac.hexdigest()[:32]

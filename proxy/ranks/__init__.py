@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import io
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +45,9 @@ def load(name: Name) -> tiktoken.Encoding:
     data = Path(__file__).with_name(f"{name}.tiktoken").read_bytes()
     if hashlib.sha256(data).hexdigest() != DIGESTS[name]:
         raise ValueError(f"{name}.tiktoken is not the published rank data; reinstall strata-proxy")
-    pairs = (line.split() for line in data.splitlines())
+    pairs = (line.split() for line in io.BytesIO(data))
     ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
-    return tiktoken.Encoding(name, pat_str=_PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
+    encoding = tiktoken.Encoding(name, pat_str=_PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
+    # The encoder has copied them; this second copy is 26 MB for helpers nobody calls here.
+    encoding._mergeable_ranks = {}
+    return encoding

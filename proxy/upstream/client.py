@@ -68,7 +68,7 @@ class Answer:
         self.headers: Raw = response.headers.raw
         self._stream = response.stream
         self._exchange = exchange
-        self._read = getattr(response.stream, "read", None)
+        self._read: Callable[[], Awaitable[bytes]] | None = getattr(response.stream, "read", None)
         self._iterator: AsyncIterator[bytes] | None = None
         self._peeked = b""
 
@@ -96,7 +96,7 @@ class Answer:
             return piece
         try:
             if self._read is not None:
-                return bytes(await self._read())
+                return await self._read()
             return await self._next()
         except httpx.ReadTimeout as error:
             raise Truncated(str(error)) from error
@@ -134,6 +134,16 @@ async def _cancellable(step: Awaitable[T], exchange: Exchange) -> T:
         raise exchange.ended from None
     finally:
         exchange.unwatch()
+
+
+def _framing(method: str, headers: Raw, body: bytes | AsyncIterator[bytes]) -> Raw:
+    """Say where the body ends: a length where it is known, chunks where it is not."""
+    if any(name == b"content-length" for name, _ in headers):
+        return []
+    if not isinstance(body, bytes):
+        return [(b"transfer-encoding", b"chunked")]
+    needed = body or method not in {"GET", "HEAD", "OPTIONS", "DELETE"}
+    return [(b"content-length", b"%d" % len(body))] if needed else []
 
 
 class _Upload(httpx.AsyncByteStream):
@@ -180,14 +190,10 @@ class Client:
         request = httpx.Request(
             method,
             url,
-            headers=[(b"host", url.netloc), *headers],
+            headers=[(b"host", url.netloc), *headers, *_framing(method, headers, body)],
             stream=httpx.ByteStream(body) if isinstance(body, bytes) else _Upload(body),
             extensions={"timeout": self._timeouts, "interruptible": exchange.watch},
         )
-        if isinstance(body, bytes) and (body or method not in {"GET", "HEAD", "OPTIONS", "DELETE"}):
-            request.headers["content-length"] = str(len(body))
-        elif not isinstance(body, bytes) and "content-length" not in request.headers:
-            request.headers["transfer-encoding"] = "chunked"
         try:
             if self._interruptible:
                 return Answer(await self._transport.handle_async_request(request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 Raw = list[tuple[bytes, bytes]]
@@ -13,21 +14,29 @@ _HOP = frozenset(
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"cookie"})
 _ORGANISATION = frozenset({b"openai-organization", b"openai-project"})
 _OURS = b"x-strata-"
+_KEY_PARAMETER = re.compile(rb"(?:key|api[-_]?key)=", re.IGNORECASE)
 
 
 def upstream(headers: Iterable[tuple[bytes, bytes]], *, key: str | None, hide: bool, drop: frozenset[bytes]) -> Raw:
     """Return the request headers to send on.
 
-    With a `key` held by the proxy, or with `hide`, nothing of the client's credentials or organisation goes upstream.
+    With `hide` nothing of the client's credentials or organisation goes upstream; `key` takes their place.
     """
     raw = list(headers)
     gone = _HOP | _named(raw) | drop | {b"host"}
-    if key is not None or hide:
+    if hide:
         gone |= CREDENTIALS | _ORGANISATION
     kept = [(name, value) for name, value in raw if name not in gone and not name.startswith(_OURS)]
     if key is not None:
         kept.append((b"authorization", b"Bearer " + key.encode("latin-1")))
     return kept
+
+
+def query(raw: bytes, *, hide: bool) -> bytes:
+    """Return a query string to send on; with `hide` without the keys some clients put there."""
+    if not hide or b"key" not in raw.lower():
+        return raw
+    return b"&".join(part for part in raw.split(b"&") if not _KEY_PARAMETER.match(part))
 
 
 def downstream(headers: Iterable[tuple[bytes, bytes]], *, drop: frozenset[bytes] = frozenset()) -> Raw:

@@ -36,6 +36,9 @@ class _Protocol(asyncio.Protocol):
         self.broken: Exception | None = None
         self.idle_since = 0.0
         self.used = False
+        self._silence: asyncio.TimerHandle | None = None
+        self._silence_seconds = 0.0
+        self._heard_at = 0.0
         self._writable: asyncio.Future[None] | None = None
         self.reset()
 
@@ -47,6 +50,7 @@ class _Protocol(asyncio.Protocol):
         self.chunks: collections.deque[bytes] = collections.deque()
         self.buffered = 0
         self.paused = False
+        self.heard = False
         self.head = False
         self.complete = False
         self.keep_alive = False
@@ -64,12 +68,16 @@ class _Protocol(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self.heard = True
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._break(httpx.RemoteProtocolError("the upstream switched protocols"))
         except httptools.HttpParserError as error:
-            self._break(httpx.RemoteProtocolError(f"not HTTP/1.1: {error}"))
+            if self.complete:
+                self._spoil()
+            else:
+                self._break(httpx.RemoteProtocolError(f"not HTTP/1.1: {error}"))
 
     @override
     def eof_received(self) -> bool:
@@ -80,7 +88,7 @@ class _Protocol(asyncio.Protocol):
         if self.head and self.until_close and not self.complete and exc is None:
             self.complete = True
         elif not self.complete and self.broken is None:
-            if self.used and not self.head:
+            if self.used and not self.heard:
                 self.broken = StaleConnection("the upstream closed a kept connection")
             else:
                 self.broken = httpx.RemoteProtocolError("the connection was closed before the answer was whole")
@@ -103,12 +111,18 @@ class _Protocol(asyncio.Protocol):
     # httptools' side
 
     def on_message_begin(self) -> None:
+        if self.complete:
+            self._spoil()
+            return
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        if not self.complete:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self.complete:
+            return
         self.status = self.parser.get_status_code()
         self.interim = 100 <= self.status < 200
         if self.interim:
@@ -123,8 +137,11 @@ class _Protocol(asyncio.Protocol):
         self._wake()
 
     def on_body(self, body: bytes) -> None:
+        if self.complete:
+            return
         self.chunks.append(body)
         self.buffered += len(body)
+        self._heard_at = self.loop.time()
         if self.buffered > _HIGH_WATER and not self.paused and self.transport is not None:
             self.paused = True
             self.transport.pause_reading()
@@ -152,7 +169,8 @@ class _Protocol(asyncio.Protocol):
         while not self.head:
             if self.broken is not None:
                 raise self.broken
-            await self._wait()
+            self._waiter = self.loop.create_future()
+            await self._waiter
 
     async def read(self) -> bytes:
         """Return what has come, as one piece; empty at the end. Raises when the answer will never be whole."""
@@ -161,14 +179,36 @@ class _Protocol(asyncio.Protocol):
                 raise self.broken
             if self.complete:
                 return b""
-            await self._wait()
+            self._waiter = self.loop.create_future()
+            await self._waiter
         data = self.chunks.popleft() if len(self.chunks) == 1 else b"".join(self.chunks)
         self.chunks.clear()
         self.buffered = 0
         if self.paused and self.transport is not None:
             self.paused = False
+            self._heard_at = self.loop.time()
             self.transport.resume_reading()
         return data
+
+    def limit_silence(self, seconds: float) -> None:
+        """From now on give up when a reader waits that long and nothing comes. One timer, at any rate of events."""
+        self._silence_seconds = seconds
+        self._heard_at = self.loop.time()
+        self._silence = self.loop.call_later(seconds, self._listen)
+
+    def end_silence(self) -> None:
+        """The answer is over; silence is no matter now."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _listen(self) -> None:
+        waiting = self._waiter is not None and not self._waiter.done()
+        left = self._heard_at + self._silence_seconds - self.loop.time()
+        if waiting and left <= 0:
+            self.interrupt(httpx.ReadTimeout(f"the upstream sent nothing for {self._silence_seconds:g} s"))
+            return
+        self._silence = self.loop.call_later(left if left > 0 else self._silence_seconds, self._listen)
 
     def close(self) -> None:
         """Drop the connection at once, whatever is under way."""
@@ -186,16 +226,14 @@ class _Protocol(asyncio.Protocol):
         self.close()
         self._wake()
 
+    def _spoil(self) -> None:
+        """More came than the answer: what was asked for stands, and the connection is good for nothing else."""
+        self.keep_alive = False
+        self.close()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        self._waiter = self.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
 
 class _Body(httpx.AsyncByteStream):
@@ -204,26 +242,15 @@ class _Body(httpx.AsyncByteStream):
     def __init__(self, connection: _Protocol, release: Callable[[_Protocol], None], idle_seconds: float | None) -> None:
         self.connection = connection
         self._release = release
-        self._idle_seconds = idle_seconds
         self._closed = False
+        self.read = connection.read
+        if idle_seconds is not None and not connection.complete:
+            connection.limit_silence(idle_seconds)
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while data := await self.read():
             yield data
-
-    async def read(self) -> bytes:
-        """Return the next piece, empty at the end; raises httpx.ReadTimeout after the idle limit."""
-        connection = self.connection
-        if connection.chunks or connection.complete or self._idle_seconds is None:
-            return await connection.read()
-        timer = connection.loop.call_later(
-            self._idle_seconds, connection.interrupt, httpx.ReadTimeout("the upstream sent nothing for too long")
-        )
-        try:
-            return await connection.read()
-        finally:
-            timer.cancel()
 
     @property
     def whole(self) -> bool:
@@ -234,6 +261,7 @@ class _Body(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
+            self.connection.end_silence()
             self._release(self.connection)
 
 
@@ -289,7 +317,7 @@ class Transport(httpx.AsyncBaseTransport):
 
         return httpx.Response(
             connection.status,
-            headers=httpx.Headers(connection.headers),
+            headers=connection.headers,
             stream=_Body(connection, release, timeouts.get("idle")),
             request=request,
         )

@@ -22,9 +22,10 @@ _ROOTS = frozenset(
 """Resources that live under `/v1` at every provider; other paths (`/props`, `/tokenize`) are an engine's own."""
 
 _CHAT = re.compile(rb"^(?:v1/)?chat/completions$|^openai/(?:v1/)?(?:deployments/[^/]+/)?chat/completions$")
-_STATELESS = frozenset(
-    {b"chat", b"completions", b"embeddings", b"models", b"moderations", b"images", b"audio", b"rerank"}
-)
+_STATELESS = frozenset({b"completions", b"embeddings", b"moderations", b"images", b"audio", b"rerank"})
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_DISGUISED = re.compile(rb"^(?:\.|%2e){1,2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
+"""Dot segments, spelled out or escaped."""
 
 
 def normal(raw_path: bytes) -> bytes:
@@ -37,14 +38,22 @@ def is_chat(path: bytes) -> bool:
     return bool(_CHAT.match(path))
 
 
-def is_stateless(path: bytes) -> bool:
-    """Whether a route keeps nothing at the provider that another holder of the same key could read."""
+def is_stateless(method: str, path: bytes) -> bool:
+    """Whether a route keeps nothing at the provider that another holder of the same key could read.
+
+    Stored chat completions are listed at the chat route itself, fine-tuned models are deleted at the models': so the
+    method counts. A path that could mean another one to whoever decodes it is not believed.
+    """
     segments = [part for part in path.split(b"/") if part not in {b"v1", b"openai"}]
     if segments[:1] == [b"deployments"]:
         segments = segments[2:]
-    if segments[:2] == [b"chat", b"completions"]:
-        return len(segments) == 2
-    return bool(segments) and segments[0] in _STATELESS and b"%2f" not in segments[0].lower()
+    if not segments or any(_DISGUISED.search(part) for part in segments):
+        return False
+    if segments[0] == b"chat":
+        return method == "POST" and segments == [b"chat", b"completions"]
+    if segments[0] == b"models":
+        return method in _READING
+    return segments[0] in _STATELESS and method in {"POST", "OPTIONS"}
 
 
 class Target:
@@ -62,13 +71,14 @@ class Target:
     def _url(self, raw_path: bytes, query: bytes) -> httpx.URL:
         """Return the upstream's URL for a downstream path (escapes kept) and query."""
         path = raw_path.lstrip(b"/")
-        first, _, rest = path.partition(b"/")
-        base = list(self._root)
-        if first == b"v1":
-            path, versioned = rest, True
-        else:
-            versioned = first in _ROOTS
-        if self._plain or not self._versioned:
-            base += [b"v1"] if versioned else []
-        raw = b"/" + b"/".join([*base, path] if path else base)
+        first, slash, rest = path.partition(b"/")
+        segments = list(self._root)
+        versioned = first == b"v1" or first in _ROOTS
+        if versioned and (self._plain or not self._versioned):
+            segments.append(b"v1")
+        if first != b"v1":
+            segments.append(path)
+        elif slash:
+            segments.append(rest)
+        raw = b"/" + b"/".join(segments)
         return self._origin.copy_with(raw_path=raw + (b"?" + query if query else b""))

@@ -15,7 +15,9 @@ from starlette.applications import Starlette
 from proxy import app, settings
 from proxy.simulator.app import Options, Simulator
 from proxy.simulator.app import create as create_provider
+from proxy.simulator.prompt import render
 from proxy.simulator.server import serve
+from proxy.simulator.tokens import tokenizer
 
 Pairs = Sequence[tuple[str, str]]
 KEY = "sk-client-0123456789"
@@ -114,7 +116,9 @@ def event(payload: object) -> bytes:
 def delta(content: str = "", *, finish: str | None = None, **more: object) -> bytes:
     """Return one chunk of a streamed chat answer."""
     choice = {"index": 0, "delta": {"content": content} if content else {}, "finish_reason": finish}
-    return event({"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more})
+    return event(
+        {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+    )
 
 
 def usage_chunk(usage: object) -> bytes:
@@ -224,9 +228,7 @@ class Measured:
 
     def total(self, name: str, **labels: str) -> float:
         """Sum the samples of this name that carry these labels."""
-        return sum(
-            value for found, has, value in self.samples if found == name and labels.items() <= has.items()
-        )
+        return sum(value for found, has, value in self.samples if found == name and labels.items() <= has.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,7 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def start(upstream: Upstream) -> AsyncIterator[Start]:
-    """Start proxies: `await start(budget_tokens=6000)`; each stands before `upstream` unless `upstream_url` is given."""
+    """Start proxies: `await start(budget_tokens=6000)`; each before `upstream` unless `upstream_url` is given."""
     async with AsyncExitStack() as stack:
 
         async def begin(**given: object) -> Strata:
@@ -339,7 +341,7 @@ def result(identity: str, text: str) -> dict[str, object]:
     return {"role": "tool", "tool_call_id": identity, "content": text}
 
 
-def chat(*messages: object, model: str = "gpt-4o", **more: object) -> dict[str, object]:
+def chat(*messages: object, model: object = "gpt-4o", **more: object) -> dict[str, object]:
     """Return a chat request."""
     return {"model": model, "messages": list(messages), **more}
 
@@ -358,3 +360,18 @@ def without_usage_wish(body: bytes) -> bytes:
         return head[:-1] + tail
     return head + tail.removeprefix(b",")
 
+
+def provider_tokens(body: bytes) -> int:
+    """Count a body's prompt as the simulated provider does: an independent witness."""
+    read = orjson.loads(body)
+    return render(read, tokenizer(str(read["model"]))).count()
+
+
+def roles(body: bytes) -> list[str]:
+    """Return the roles of a forwarded body's messages."""
+    return [message["role"] for message in orjson.loads(body)["messages"]]
+
+
+def note(name: str, count: int = 90) -> str:
+    """Return a context block that is worth a reference."""
+    return f"<note_context>\n<path>{name}</path>\n<content>\n{words(count, name)}\n</content>\n</note_context>"

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kit import Rig, rigged
+from proxy.simulator.tokens import tokenizer
+from tests.e2e.kit import MODEL, Rig, rigged
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Load the provider's vocabulary, which takes longer than the timeouts that some tests set."""
+    tokenizer(MODEL)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import httpx
 import orjson
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from typing_extensions import override
 
 from proxy import app, settings
 from proxy.simulator.app import Options, Simulator, create
@@ -109,9 +110,7 @@ def total(samples: dict[str, float], name: str, **labels: str) -> float:
     """Sum the samples of a metric that carry these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(
-        value
-        for key, value in samples.items()
-        if key.startswith(f"{name}{{") and all(pair in key for pair in wanted)
+        value for key, value in samples.items() if key.startswith(f"{name}{{") and all(pair in key for pair in wanted)
     )
 
 
@@ -174,9 +173,11 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rigged(options: Options | None = None, *, base: str = "/v1", **settings: str) -> AsyncIterator[Rig]:
+async def rigged(
+    provider_options: Options | None = None, /, *, base: str = "/v1", **settings: str
+) -> AsyncIterator[Rig]:
     """Run a fresh provider and Strata before it; `base` is the path of the upstream's URL."""
-    provider = create(options)
+    provider = create(provider_options)
     async with serve(provider) as upstream, strata(upstream.origin + base, **settings) as proxy:
         yield Rig(provider.state.simulator, upstream, proxy)
 
@@ -315,6 +316,7 @@ async def scripted(script: Script, *, receive_buffer: int | None = None) -> Asyn
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = _Noting(reader, writer, upstream.got)
         try:
             await script(wire)
@@ -348,6 +350,7 @@ class _Noting(Wire):
         super().__init__(reader, writer)
         self._got = got
 
+    @override
     async def request(self) -> Got:
         """Read a whole request and keep it."""
         found = await super().request()
@@ -355,7 +358,9 @@ class _Noting(Wire):
         return found
 
 
-def always(body: bytes, *, status: str = "200 OK", kind: str = "application/json", headers: Iterable[str] = ()) -> Script:
+def always(
+    body: bytes, *, status: str = "200 OK", kind: str = "application/json", headers: Iterable[str] = ()
+) -> Script:
     """Answer every request with the same."""
 
     async def script(wire: Wire) -> None:
@@ -419,6 +424,7 @@ WHOLE = (chunk("one "), chunk("two"), chunk(finish="stop"), DONE)
 async def dial(port: int) -> AsyncIterator[Wire]:
     """Open a bare connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         yield Wire(reader, writer)
     finally:

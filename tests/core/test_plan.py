@@ -1,0 +1,288 @@
+"""Request and memory → Plan: the guard and its reasons."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core import measure
+from proxy.core.lineage import NOTHING
+from proxy.core.plan import ACTIONS, Plan
+from proxy.core.request import Request
+from proxy.memo import TokenScale
+from proxy.simulator.validity import check_chat
+
+Make = Callable[..., tuple[Request, Plan]]
+Forward = Callable[..., bytes]
+WORDS = "word " * 300
+SYSTEM = {"role": "system", "content": "You help."}
+
+
+def user(text: str = WORDS) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str = WORDS, *calls: str, **more: object) -> dict[str, Any]:
+    made = [{"id": call, "type": "function", "function": {"name": "f", "arguments": "{}"}} for call in calls]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {}), **more}
+
+
+def result(call: str, text: str = WORDS) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+def history(turns: int) -> list[dict[str, Any]]:
+    talk = [SYSTEM]
+    for turn in range(turns):
+        talk += [user(f"{turn} {WORDS}"), assistant()]
+    return [*talk, user("Now?")]
+
+
+def agent(steps: int) -> list[dict[str, Any]]:
+    talk = [SYSTEM, user("Go.")]
+    for step in range(steps):
+        talk += [assistant("", f"{step}a", f"{step}b"), result(f"{step}a"), result(f"{step}b")]
+    return talk
+
+
+def chat(messages: list[dict[str, Any]], **more: object) -> dict[str, object]:
+    return {"model": "gpt-4o", "messages": messages, **more}
+
+
+def test_a_request_that_fits_is_not_weighed(make: Make) -> None:
+    """Where the bytes alone prove that all fits there is no total, and no action."""
+    _, made = make(chat(history(3)))
+    assert (made.total, made.limit, made.actions, made.fits) == (None, 123_904, (), True)
+    _, made = make({**chat(history(3)), "model": "unheard-of"})
+    assert (made.total, made.limit, made.fits) == (None, None, True)
+
+
+def test_a_request_that_fits_when_weighed_is_left_alone(make: Make, forward: Forward) -> None:
+    """A body of more bytes than the limit has tokens is weighed, and forwarded as it came."""
+    body = orjson.dumps(chat(history(3)))
+    found, made = make(body, budget=4_096 + 2_500)
+    assert made.total is not None
+    assert made.total <= 2_500 < len(body)
+    assert (made.actions, made.dropped_turns) == ((), 0)
+    assert forward(body, budget=4_096 + 2_500) is not None
+    assert forward(body, budget=4_096 + 2_500) == body
+
+
+def test_observe_changes_nothing(make: Make, forward: Forward) -> None:
+    """No layering, no guard; the own member still stays here."""
+    body = chat(history(9), strata={"context": [{"content": "x"}]})
+    _, made = make(body, mode="observe", budget=5_000)
+    assert (made.total, made.limit, made.actions, made.fits) == (None, None, (), True)
+    assert forward(body, mode="observe", budget=5_000) == orjson.dumps(chat(history(9)))
+
+
+def test_oldest_turns_go_first(make: Make, forward: Forward) -> None:
+    """Whole turns from the start; L1 and the newest user message stay."""
+    body = chat(history(20))
+    _, made = make(body, budget=4_096 + 8_000)
+    assert made.actions == ("turns_dropped",)
+    assert 0 < made.dropped_turns < 20
+    assert made.total is not None
+    assert made.fits
+    sent = orjson.loads(forward(body, budget=4_096 + 8_000))["messages"]
+    assert sent == [SYSTEM, *history(20)[1 + 2 * made.dropped_turns :]]
+
+
+def test_oldest_exchanges_of_a_long_turn_go(make: Make, forward: Forward) -> None:
+    """An agent's run loses whole exchanges, calls with all their results; its task and last exchange stay."""
+    body = chat(agent(20))
+    _, made = make(body, budget=4_096 + 4_000)
+    assert made.actions == ("exchanges_dropped",)
+    assert made.fits
+    sent = orjson.loads(forward(body, budget=4_096 + 4_000))["messages"]
+    assert sent == [*agent(20)[:2], *agent(20)[2 + 3 * made.dropped_exchanges :]]
+
+
+def test_turns_go_before_exchanges(make: Make) -> None:
+    """All older turns, then the newest turn's own exchanges."""
+    _, made = make(chat([*history(5)[:-1], *agent(20)[1:]]), budget=4_096 + 4_000)
+    assert made.actions == ("turns_dropped", "exchanges_dropped")
+    assert made.dropped_turns == 5
+    assert 0 < made.dropped_exchanges < 20
+
+
+@pytest.mark.parametrize(
+    ("over", "budget", "model", "actions"),
+    [
+        pytest.param("forward", 5_000, "gpt-4o", ("forwarded_over_budget",), id="forward"),
+        pytest.param("reject", 5_000, "gpt-4o", ("rejected",), id="reject"),
+        pytest.param("reject", None, "gpt-4", ("forwarded_over_budget",), id="over the window the upstream answers"),
+        pytest.param("reject", 1_000_000, "gpt-4", ("forwarded_over_budget",), id="over the window, in the budget"),
+        pytest.param("reject", None, "unheard-of", (), id="no window known"),
+    ],
+)
+def test_what_cannot_be_made_to_fit(
+    over: str, budget: int | None, model: str, actions: tuple[str, ...], make: Make, forward: Forward
+) -> None:
+    """Over the tenant's budget as configured; over the model's window it is always forwarded, untouched."""
+    body = {**chat([SYSTEM, user("word " * 9_000)]), "model": model}
+    _, made = make(body, budget=budget, over_budget=over)
+    assert made.actions == actions
+    assert made.rejected is ("rejected" in actions)
+    assert made.fits is (not actions)
+    assert (made.dropped_turns, made.dropped_exchanges) == (0, 0)
+    assert forward(body, budget=budget, over_budget=over) == orjson.dumps(body)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([{"role": "system", "content": "word " * 3_000}], id="only L1"),
+        pytest.param([user("word " * 3_000)], id="one message"),
+        pytest.param([assistant("word " * 3_000)], id="a greeting"),
+        pytest.param([SYSTEM, user("Go."), assistant("", "a"), result("a", "word " * 3_000)], id="one exchange"),
+        pytest.param([user("Go."), assistant("", "a"), result("a", "word " * 3_000), assistant()], id="and an answer"),
+    ],
+)
+def test_what_may_never_go_stays(messages: list[dict[str, Any]], make: Make, forward: Forward) -> None:
+    """L1, the newest user message and the last tool exchange: nothing is dropped, and nothing said to be."""
+    _, made = make(chat(messages), budget=6_000)
+    assert made.actions == ("forwarded_over_budget",)
+    assert (made.dropped_turns, made.dropped_exchanges) == (0, 0)
+    assert forward(chat(messages), budget=6_000) == orjson.dumps(chat(messages))
+
+
+def test_empty_messages_and_large_tools(make: Make) -> None:
+    """Tools count, and nothing can be dropped for them."""
+    _, made = make(chat([], tools=[{"type": "function", "function": {"name": "f", "description": WORDS * 9}}]), budget=5_000)
+    assert (made.actions, made.dropped_turns, made.dropped_exchanges) == (("forwarded_over_budget",), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, id="images"),
+        pytest.param({"type": "file", "file": {"file_id": "file-1"}}, id="files"),
+        pytest.param({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, id="audio"),
+    ],
+)
+def test_short_parts_with_a_high_price_are_weighed(part: dict[str, object], make: Make, scale: TokenScale) -> None:
+    """A few bytes may stand for many tokens: the byte length proves nothing there."""
+    found, made = make(chat([{"role": "user", "content": [part] * 100}]), budget=4_096 + 20_000)
+    assert measure.layers(found, made.draft, scale).total > 20_000
+    assert made.actions == ("forwarded_over_budget",)
+
+
+def test_the_last_user_message_alone_may_be_cut_to(make: Make, forward: Forward) -> None:
+    """All history goes rather than that the limit is broken."""
+    body = chat([*history(3)[:-1], user("word " * 2_000)])
+    _, made = make(body, budget=4_096 + 2_100)
+    assert (made.dropped_turns, made.fits) == (3, True)
+    assert orjson.loads(forward(body, budget=4_096 + 2_100))["messages"] == [SYSTEM, user("word " * 2_000)]
+
+
+def test_a_cut_after_a_greeting_begins_with_a_user_message(forward: Forward) -> None:
+    """The greeting is a turn of its own and goes first."""
+    body = chat([SYSTEM, assistant(), *history(4)[1:]])
+    sent = orjson.loads(forward(body, budget=4_096 + 2_000))["messages"]
+    assert [message["role"] for message in sent[:2]] == ["system", "user"]
+
+
+def test_signed_reasoning_of_the_newest_turn_keeps_it_whole(make: Make) -> None:
+    """Exchanges in front of it stay: it is accepted back only behind what it was made from."""
+    talk = agent(20)
+    talk[-3] = {**talk[-3], "reasoning_details": [{"type": "x"}]}
+    _, made = make(chat([*history(2)[:-1], *talk[1:]]), budget=4_096 + 4_000)
+    assert made.actions == ("turns_dropped", "forwarded_over_budget")
+    assert (made.dropped_turns, made.dropped_exchanges) == (2, 0)
+
+
+def test_a_dropped_item_is_never_referenced(forward: Forward) -> None:
+    """When the turn that held an item goes, the next place it was sent to holds it in full."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    body = chat([user(note), assistant(), *history(9)[1:-1], user(f"{note}\nNow?")])
+    assert note not in orjson.loads(forward(body))["messages"][-1]["content"]
+    cut = orjson.loads(forward(body, budget=4_096 + 3_000))["messages"]
+    assert cut[0]["content"] != note
+    assert cut[-1]["content"] == f"{note}\nNow?"
+
+
+def test_the_cut_is_measured_without_what_was_attached(make: Make) -> None:
+    """Blocks in the turns that go do not move the cut by themselves."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    talk = history(20)
+    with_note = [*talk[:-2], {**talk[-2], "content": WORDS}, talk[-1]]
+    with_note[1] = user(f"{note}\n{talk[1]['content']}")
+    plain, noted = (make(chat(messages), budget=4_096 + 8_000)[1] for messages in (talk, with_note))
+    assert plain.dropped_turns == noted.dropped_turns
+
+
+def test_the_library_goes_before_history(talk: Callable[[], Any], make: Make) -> None:
+    """What the client itself left out is the first that is left out again, and said so."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    named = talk()
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
+    body = chat([SYSTEM, user("One?"), assistant("ok"), user("Two?")])
+    assert b"context_library" in named.say(body)
+    assert b"context_library" not in named.say(body, budget=4_096 + 250)
+    recalled = type(NOTHING)(turns=named.turns)
+    _, made = make(body, recalled, named=True, budget=4_096 + 250)
+    assert (made.actions, made.dropped_turns, made.fits) == (("library_left_out",), 0, True)
+    assert not made.draft.library
+
+
+def test_anonymous_requests_replay_nothing(talk: Callable[[], Any], forward: Forward) -> None:
+    """Whatever memory holds, an anonymous request is forwarded from its own content alone."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    named = talk()
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
+    body = orjson.dumps(chat([SYSTEM, user("One?"), assistant("ok"), user("Two?")]))
+    assert forward(body, type(NOTHING)(turns=named.turns), named=False) == body
+
+
+@pytest.mark.parametrize(
+    ("then", "library"),
+    [
+        pytest.param([user("One?"), assistant("ok"), user("Two?")], True, id="the next turn"),
+        pytest.param([user("One?"), assistant("not ok"), user("Two?")], False, id="another reply"),
+        pytest.param([user("Eins?"), assistant("ok"), user("Two?")], False, id="an edited question"),
+        pytest.param([user("One?")], False, id="a regeneration"),
+        pytest.param([user("Give this chat a title.")], False, id="a side request"),
+        pytest.param([user("One?"), user("Two?")], False, id="no reply"),
+    ],
+)
+def test_only_a_matched_turn_is_replayed(
+    then: list[dict[str, Any]], library: bool, talk: Callable[[], Any]
+) -> None:
+    """Edits, retries and side requests fork: where nothing matches, nothing stored is used."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    named = talk()
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
+    assert (b"context_library" in named.say(chat([SYSTEM, *then]))) is library
+
+
+def test_every_action_is_in_the_closed_set(make: Make) -> None:
+    """Actions are metric labels."""
+    _, made = make(chat([*history(5)[:-1], *agent(20)[1:]]), budget=4_096 + 400)
+    assert set(made.actions) <= set(ACTIONS)
+    assert made.actions[-1] == "forwarded_over_budget"
+
+
+def test_the_cut_holds_still(make: Make) -> None:
+    """While a conversation grows by ten steps of the grid, the cut moves about ten times, not each turn."""
+    talk = history(120)
+    cuts = []
+    for turns in range(20, 120):
+        body = chat([*talk[: 1 + 2 * turns], talk[-1]])
+        cuts.append(make(body, budget=4_096 + 10_000)[1].dropped_turns)
+    assert cuts == sorted(cuts)
+    assert cuts[-1] > 80
+    grown, step = 100 * 605, 5_120
+    assert len(set(cuts)) <= grown // step + 2
+
+
+def test_a_cut_request_is_still_a_valid_chat(forward: Forward) -> None:
+    """Every call keeps all its results at every size of budget."""
+    body = chat([*history(3)[:-1], *agent(12)[1:], assistant("done"), user("Next?"), *agent(6)[2:]])
+    for room in range(300, 9_000, 300):
+        sent = orjson.loads(forward(body, budget=4_096 + room))
+        check_chat(sent, strict=False)
+        assert sent["messages"][0] == SYSTEM
+        assert sent["messages"][1]["role"] == "user"
+        assert sent["messages"][-3:] == body["messages"][-3:]  # type: ignore[index]

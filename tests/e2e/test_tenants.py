@@ -1,0 +1,403 @@
+"""Whose request it is: keys select tenants, credentials stay where they belong, nothing is shared between owners."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+
+from tests.e2e.kit import (
+    COMPLETION,
+    MODEL,
+    USAGE_ASKED,
+    Proxy,
+    Rig,
+    Scripted,
+    always,
+    chat_body,
+    dial,
+    note,
+    plain_request,
+    rigged,
+    scripted,
+    strata,
+)
+from tests.e2e.test_errors import openai_shape
+
+TENANTS = {
+    "UPSTREAM_KEY": "sk-shared",
+    "TENANTS__ACME__KEYS": "acme-1, acme-2",
+    "TENANTS__ACME__BUDGET_TOKENS": "2000",
+    "TENANTS__BETA__KEYS": "beta-1",
+    "TENANTS__WATCHED__KEYS": "watched-1",
+    "TENANTS__WATCHED__MODE": "observe",
+    "TENANTS__OWNER__KEYS": "owner-1",
+    "TENANTS__OWNER__UPSTREAM_KEY": "sk-owner",
+    "OUTPUT_RESERVE_TOKENS": "100",
+}
+ITEM = note("secret-plan.md", "The secret plan says many things. ")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+async def tenants() -> AsyncIterator[Rig]:
+    """A rig with four tenants, three of which share one upstream key."""
+    async with rigged(**TENANTS) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, bearer("wrong"), bearer("acme"), bearer("sk-shared"), {"authorization": "Basic acme-1"}, {"api-key": "wrong"}],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"), ("POST", "/v1/embeddings"), ("GET", "/v1/models"), ("GET", "/v1/files"),
+        ("GET", "/strata/conversations/c1"), ("DELETE", "/strata/conversations/c1"), ("GET", "/anything"),
+    ],
+)  # fmt: skip
+async def test_unknown_key(tenants: Rig, method: str, path: str, headers: dict[str, str]) -> None:
+    """A key that belongs to no tenant is a 401 in the OpenAI shape, on every route, and reaches no upstream."""
+    answer = await tenants.proxy.http.request(method, path, headers=headers, content=orjson.dumps(chat_body()))
+    assert answer.status_code == 401
+    openai_shape(answer, "invalid_api_key")
+    assert not tenants.entries
+
+
+async def test_sdk_sees_an_unknown_key_as_such(tenants: Rig) -> None:
+    """The OpenAI SDK raises AuthenticationError for a key of no tenant, which is recorded as refused."""
+    async with tenants.proxy.openai("nobodys-key") as client:
+        with pytest.raises(openai.AuthenticationError) as raised:
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+    assert raised.value.code == "invalid_api_key"
+    assert "nobodys-key" not in str(raised.value)
+    assert await tenants.proxy.settled(1) == {"refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant", "key"),
+    [
+        (bearer("acme-1"), "acme", "sk-shared"), (bearer("acme-2"), "acme", "sk-shared"),
+        ({"authorization": "bearer  beta-1"}, "beta", "sk-shared"), ({"api-key": "beta-1"}, "beta", "sk-shared"),
+        ({"x-api-key": "beta-1"}, "beta", "sk-shared"), (bearer("owner-1"), "owner", "sk-owner"),
+    ],
+)  # fmt: skip
+async def test_keys_select_tenants(tenants: Rig, headers: dict[str, str], tenant: str, key: str) -> None:
+    """Each key of a tenant, in whatever header, counts for it and goes upstream as the tenant's upstream key."""
+    body = orjson.dumps(chat_body())
+    answer = await tenants.proxy.http.post("/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 200
+    assert tenants.last.headers.getlist("authorization") == [f"Bearer {key}"]
+    assert "api-key" not in tenants.last.headers
+    assert "x-api-key" not in tenants.last.headers
+    await tenants.proxy.settled(1)
+    assert await tenants.proxy.total("strata_requests_total", tenant=tenant, outcome="ok") == 1
+
+
+CREDENTIALS = {
+    "api-key": "client-secret-1", "x-api-key": "client-secret-2", "x-goog-api-key": "client-secret-3",
+    "cookie": "session=client-secret-4", "openai-organization": "org-client-secret-5",
+    "openai-project": "proj-client-secret-6", "proxy-authorization": "Basic client-secret-7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/models"])
+@pytest.mark.parametrize("held", ["for all", "for tenants"])
+async def test_no_client_credential_goes_upstream(path: str, held: str) -> None:
+    """With an upstream key held by the proxy nothing of the client's credentials or organisation goes upstream."""
+    settings = {"UPSTREAM_KEY": "sk-held"} if held == "for all" else TENANTS
+    key = "client-secret-0" if held == "for all" else "acme-1"
+    async with rigged(**settings) as rig:
+        headers = {**CREDENTIALS, **bearer(key)}
+        method = "GET" if path == "/v1/models" else "POST"
+        answer = await rig.proxy.http.request(method, path, json=chat_body(input="a"), headers=headers)
+        assert answer.status_code == 200, answer.text
+        raw = repr(rig.last.headers.raw)
+        assert "client-secret" not in raw
+        assert "acme-1" not in raw
+        assert rig.last.headers.getlist("authorization") == [f"Bearer {settings['UPSTREAM_KEY']}"]
+
+
+async def test_no_client_credential_goes_upstream_in_the_query() -> None:
+    """A key in the query, as Google's API takes it, is a credential too and stays here when a key is held."""
+    async with rigged(UPSTREAM_KEY="sk-held") as rig:
+        await rig.proxy.http.get("/v1/models?key=client-secret&after=a")
+        assert "client-secret" not in rig.last.query
+        await rig.proxy.post(chat_body(), path="/v1/chat/completions?key=client-secret")
+        assert "client-secret" not in rig.last.query
+
+
+async def test_without_tenants_the_clients_credentials_pass(rig: Rig) -> None:
+    """Without an upstream key the client's own credentials and organisation go upstream as they came."""
+    headers = {**CREDENTIALS, **bearer("mine")}
+    del headers["proxy-authorization"]
+    await rig.proxy.post(chat_body(), headers=headers)
+    for name, value in headers.items():
+        assert rig.last.headers.getlist(name) == [value]
+
+
+async def test_tenants_without_any_upstream_key() -> None:
+    """A tenant's key is the proxy's own business: without an upstream key it still does not go upstream."""
+    async with rigged(TENANTS__ACME__KEYS="acme-1") as rig:
+        await rig.proxy.post(chat_body(), headers=bearer("acme-1"))
+        assert "authorization" not in rig.last.headers
+
+
+STATELESS = (
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/embeddings"), ("GET", "/v1/models"), ("GET", "/v1/models/a"),
+    ("POST", "/v1/moderations"), ("POST", "/v1/completions"), ("POST", "/v1/images/generations"),
+    ("POST", "/v1/audio/speech"), ("POST", "/chat/completions"),
+)  # fmt: skip
+STATEFUL = (
+    ("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/files/f/content"), ("DELETE", "/v1/files/f"),
+    ("POST", "/v1/batches"), ("GET", "/v1/batches"), ("POST", "/v1/responses"), ("GET", "/v1/responses/r"),
+    ("POST", "/v1/uploads"), ("GET", "/v1/assistants"), ("GET", "/v1/threads/t"), ("GET", "/v1/vector_stores"),
+    ("POST", "/v1/fine_tuning/jobs"), ("GET", "/v1/organization/users"), ("GET", "/v1/chat/completions/c"),
+    ("GET", "/v1/conversations/c"), ("GET", "/v1/containers"), ("GET", "/files"), ("GET", "//v1//files"),
+    ("GET", "/v1/%66iles"), ("GET", "/v1/anything"), ("GET", "/"),
+)  # fmt: skip
+DODGES = (
+    ("GET", "/v1/models/../files"), ("GET", "/v1/chat/../files"), ("GET", "/v1/audio/%2e%2e/files"),
+    ("GET", "/v1/models/..%2ffiles"), ("GET", "/v1/./files"), ("GET", "/v1/images/%2E./files"),
+    ("GET", "/files/../models/../files"),
+)  # fmt: skip
+STORED = (("GET", "/v1/chat/completions"), ("DELETE", "/v1/models/ft:gpt-4o:acme"))
+
+
+@pytest.mark.parametrize(("method", "path"), STATELESS)
+async def test_stateless_routes_of_a_shared_key(tenants: Rig, method: str, path: str) -> None:
+    """Where tenants share a key, routes that keep nothing at the provider pass."""
+    answer = await tenants.proxy.http.request(method, path, headers=bearer("acme-1"), json=chat_body(input="a"))
+    assert answer.status_code != 403
+    assert len(tenants.entries) == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [*STATEFUL, *DODGES, *STORED])
+async def test_other_routes_of_a_shared_key(tenants: Rig, method: str, path: str) -> None:
+    """Where tenants share a key, routes under which one could reach another's data are a 403 and go nowhere."""
+    async with dial(tenants.proxy.port) as wire:
+        await wire.send(plain_request(b"{}", path=path, method=method, key="acme-1"))
+        status, _, raw = await wire.response()
+    assert not tenants.entries
+    assert status == 403
+    error = orjson.loads(raw)["error"]
+    assert error["code"] == "route_not_allowed"
+    assert "STRATA_TENANTS__ACME__UPSTREAM_KEY" in error["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), STATEFUL)
+async def test_any_route_of_a_key_of_its_own(tenants: Rig, method: str, path: str) -> None:
+    """A tenant with an upstream key of its own reaches every route, with that key."""
+    async with dial(tenants.proxy.port) as wire:
+        await wire.send(plain_request(b"{}", path=path, method=method, key="owner-1"))
+        status, _, _ = await wire.response()
+    assert status != 403
+    assert tenants.last.key == "sk-owner"
+
+
+async def test_budgets_are_per_tenant(tenants: Rig) -> None:
+    """One tenant's budget cuts its requests and nobody else's."""
+    words = "some words of history " * 60
+    messages = [{"role": role, "content": f"{n} {words}"} for n in range(8) for role in ("user", "assistant")]
+    body = {"model": MODEL, "messages": [*messages, {"role": "user", "content": "now?"}]}
+    cut = await tenants.proxy.post(body, headers=bearer("acme-1"))
+    assert int(cut.headers["x-strata-dropped-turns"]) > 0
+    assert len(orjson.loads(tenants.last.body)["messages"]) < 17
+    for key in ("beta-1", "owner-1", "watched-1"):
+        whole = await tenants.proxy.post(body, headers=bearer(key))
+        assert "x-strata-dropped-turns" not in whole.headers
+        assert tenants.last.body == orjson.dumps(body)
+    await tenants.proxy.settled(4)
+    assert await tenants.proxy.total("strata_guard_actions_total", tenant="acme", action="turns_dropped") == 1
+
+
+async def test_observe_tenant(tenants: Rig) -> None:
+    """A tenant in observe mode gets its own bytes forwarded while another's repeats become references."""
+    messages = [
+        {"role": "user", "content": f"{ITEM}\n\nA?"}, {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": f"{ITEM}\n\nB?"},
+    ]  # fmt: skip
+    raw = orjson.dumps({"model": MODEL, "messages": messages, "stream": True})
+    await tenants.proxy.post(raw, headers=bearer("watched-1"))
+    assert tenants.last.body == raw[:-1] + USAGE_ASKED
+    await tenants.proxy.post(raw, headers=bearer("beta-1"))
+    assert b"Find them above" in tenants.last.body
+
+
+Turns = list[dict[str, Any]]
+
+
+async def converse(proxy: Proxy, key: str, conversation: str, **headers: str) -> tuple[Turns, bytes]:
+    """Send an item in a first turn, leave it out of the history in a second; return that history and last body."""
+    told = {"x-strata-conversation": conversation, **bearer(key), **headers}
+    first = [{"role": "user", "content": f"{ITEM}\n\nWhat is planned?"}]
+    answer = await proxy.post({"model": MODEL, "messages": first}, headers=told)
+    reply = answer.json()["choices"][0]["message"]["content"]
+    history = [{"role": "user", "content": "What is planned?"}, {"role": "assistant", "content": reply}]
+    return history, orjson.dumps({"model": MODEL, "messages": [*history, {"role": "user", "content": "And then?"}]})
+
+
+async def test_a_named_conversation_keeps_its_items(rig: Rig) -> None:
+    """What a named conversation's client left out of its history stands in the library of its next turn."""
+    _, second = await converse(rig.proxy, "key-a", "c1")
+    answer = await rig.proxy.post(second, headers={"x-strata-conversation": "c1", **bearer("key-a")})
+    assert b"The secret plan says many things." in rig.last.body
+    assert answer.headers["x-strata-conversation"] == "c1"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        bearer("key-b"), {}, {**bearer("key-a"), "openai-organization": "org-b"}, {"api-key": "key-a"},
+        {**bearer("key-a"), "x-openwebui-user-id": "someone-else"}, {**bearer("key-a"), "cookie": "session=other"},
+    ],
+)  # fmt: skip
+async def test_nothing_is_shared_between_credentials(rig: Rig, other: dict[str, str]) -> None:
+    """Another credential, organisation or end user with the same conversation id and words gets nothing of it."""
+    _, second = await converse(rig.proxy, "key-a", "c1")
+    headers = {"x-strata-conversation": "c1", "content-type": "application/json", **other}
+    answer = await rig.proxy.http.post("/v1/chat/completions", content=second, headers=headers)
+    assert answer.status_code == 200
+    assert rig.last.body == second
+    if "x-openwebui-user-id" not in other:
+        # Its own turn only: the first one's turns are not counted here.
+        await rig.proxy.settled(2)
+        view = await rig.proxy.http.get("/strata/conversations/c1", headers=other)
+        assert view.json()["requests"] == 1
+        assert not view.json()["library"]
+
+
+async def test_nothing_is_shared_between_tenants(tenants: Rig) -> None:
+    """Two keys of one tenant share a conversation; two tenants do not."""
+    _, second = await converse(tenants.proxy, "beta-1", "c1")
+    for key in ("acme-1", "owner-1"):
+        await tenants.proxy.post(second, headers={"x-strata-conversation": "c1", **bearer(key)})
+        assert tenants.last.body == second
+    _, second = await converse(tenants.proxy, "acme-1", "c2")
+    await tenants.proxy.post(second, headers={"x-strata-conversation": "c2", **bearer("acme-2")})
+    assert b"The secret plan says many things." in tenants.last.body
+
+
+async def test_anonymous_requests_remember_nothing(rig: Rig) -> None:
+    """Without a name nothing of an earlier request is forwarded, whatever `user` or `prompt_cache_key` say."""
+    named = {"user": "u", "prompt_cache_key": "k", "safety_identifier": "s"}
+    first = [{"role": "user", "content": f"{ITEM}\n\nWhat is planned?"}]
+    answer = await rig.proxy.post({"model": MODEL, "messages": first, **named})
+    reply = answer.json()["choices"][0]["message"]["content"]
+    second = [{"role": "user", "content": "What is planned?"}, {"role": "assistant", "content": reply}]
+    raw = orjson.dumps({"model": MODEL, "messages": [*second, {"role": "user", "content": "And?"}], **named})
+    await rig.proxy.post(raw)
+    assert rig.last.body == raw
+
+
+async def _view(proxy: Proxy, key: str, path: str, method: str = "GET") -> httpx.Response:
+    return await proxy.http.request(method, path, headers=bearer(key))
+
+
+async def test_conversation_with_an_odd_name(rig: Rig) -> None:
+    """A conversation named by the body in any script, with blanks and slashes, is found under its encoded path."""
+    body = chat_body(strata={"conversation": "c/1 ü?"})
+    answer = await rig.proxy.post(body, headers=bearer("key-a"))
+    assert answer.headers["x-strata-conversation"] == "c/1 ??"
+    await rig.proxy.settled(1)
+    view = await _view(rig.proxy, "key-a", "/strata/conversations/c%2F1%20%C3%BC%3F")
+    assert view.status_code == 200
+    assert view.json()["id"] == "c/1 ü?"
+
+
+async def test_conversation_view(rig: Rig) -> None:
+    """The view of a named conversation tells layers, tokens, digests and counts, and no content."""
+    _, second = await converse(rig.proxy, "key-a", "team/c1")
+    await rig.proxy.post(second, headers={"x-strata-conversation": "team/c1", **bearer("key-a")})
+    await rig.proxy.settled(2)
+    for path in ("/strata/conversations/team/c1", "/strata/conversations/team%2Fc1"):
+        answer = await _view(rig.proxy, "key-a", path)
+        assert answer.status_code == 200
+        view = answer.json()
+        assert view["id"] == "team/c1"
+        assert view["requests"] == 2
+        assert view["turns"] == 2
+        assert view["prompt_tokens"] > 400
+        assert {layer["layer"] for layer in view["layers"]} >= {"L1", "L2", "L3", "L4", "L5"}
+        assert [layer["tokens"] > 0 for layer in view["layers"] if layer["layer"] in {"L2", "L4", "L5"}] == [True] * 3
+        assert [item["id"] for item in view["library"]] == ["secret-plan.md"]
+        assert "many things" not in answer.text
+        assert "key-a" not in answer.text
+
+
+async def test_conversation_deletion(rig: Rig) -> None:
+    """A deleted conversation is unknown, and nothing of it is forwarded again; only its key may delete it."""
+    _, second = await converse(rig.proxy, "key-a", "c1")
+    await rig.proxy.settled(1)
+    path = "/strata/conversations/c1"
+    assert (await _view(rig.proxy, "key-b", path, "DELETE")).status_code == 404
+    assert (await _view(rig.proxy, "key-a", path)).status_code == 200
+    gone = await _view(rig.proxy, "key-a", path, "DELETE")
+    assert gone.json() == {"id": "c1", "object": "conversation.deleted", "deleted": True}
+    for method in ("GET", "DELETE"):
+        missing = await _view(rig.proxy, "key-a", path, method)
+        assert missing.status_code == 404
+        openai_shape(missing, "not_found")
+    await rig.proxy.post(second, headers={"x-strata-conversation": "c1", **bearer("key-a")})
+    assert rig.last.body == second
+
+
+async def test_digests_only() -> None:
+    """With `REMEMBER_CONTENT=false` nothing that was left out is forwarded."""
+    async with rigged(REMEMBER_CONTENT="false") as rig:
+        _, second = await converse(rig.proxy, "key-a", "c1")
+        await rig.proxy.post(second, headers={"x-strata-conversation": "c1", **bearer("key-a")})
+        assert rig.last.body == second
+
+
+async def test_admin_token() -> None:
+    """With an admin token `/metrics` asks for it, and for nothing else; without one it is open."""
+    async with rigged(ADMIN_TOKEN="the-admin-token") as rig:
+        http = rig.proxy.http
+        for headers in (
+            {},
+            bearer("wrong"),
+            {"authorization": "Basic the-admin-token"},
+            {"api-key": "the-admin-token"},
+        ):
+            refused = await http.get("/metrics", headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert "strata_requests_total" not in refused.text
+            assert "the-admin-token" not in refused.text
+        assert "strata_requests_total" in (await http.get("/metrics", headers=bearer("the-admin-token"))).text
+        assert (await http.get("/livez")).status_code == 200
+        assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_admin_token_is_no_tenants_key() -> None:
+    """The admin token opens no tenant's routes, and a tenant's key not the metrics."""
+    async with rigged(ADMIN_TOKEN="the-admin-token", **TENANTS) as rig:
+        assert (await rig.proxy.post(chat_body(), headers=bearer("the-admin-token"))).status_code == 401
+        assert (await rig.proxy.http.get("/metrics", headers=bearer("acme-1"))).status_code == 401
+
+
+@pytest.fixture
+async def recorded() -> AsyncIterator[tuple[Scripted, Proxy]]:
+    """A proxy with a held key before an upstream that keeps raw headers."""
+    async with scripted(always(COMPLETION)) as upstream, strata(upstream.url, UPSTREAM_KEY="sk-held") as proxy:
+        yield upstream, proxy
+
+
+async def test_two_authorization_headers(recorded: tuple[Scripted, Proxy]) -> None:
+    """A client that sends its credential twice gets neither upstream when a key is held."""
+    upstream, proxy = recorded
+    async with dial(proxy.port) as wire:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            raw = plain_request(orjson.dumps(chat_body()), "Authorization: Bearer again", path=path)
+            await wire.send(raw)
+            await wire.response()
+            assert upstream.got[-1].all("authorization") == ["Bearer sk-held"]

@@ -1,0 +1,84 @@
+"""What this process has found out about bytes it has seen: once each, and bounded."""
+
+import orjson
+import pytest
+
+from proxy import ranks
+from proxy.core import tokens
+from proxy.core.items import Tags
+from proxy.core.message import analyse
+from proxy.errors import Odd
+from proxy.memo import Analyst, Memo, TokenScale, count
+
+RAW = orjson.dumps({"role": "user", "content": "<file path='a'>x</file> Why?"})
+
+
+def test_a_memo_remembers() -> None:
+    """Until it has been told of about as much again as it may hold."""
+    memo: Memo[int] = Memo(max_bytes=100)
+    assert memo.get(b"a") is None
+    memo.put(b"a", 1, 10)
+    assert memo.get(b"a") == 1
+
+
+def test_what_is_asked_for_lives_on() -> None:
+    """Two generations: the unused of the old one go."""
+    memo: Memo[int] = Memo(max_bytes=100)
+    memo.put(b"used", 1, 10)
+    memo.put(b"unused", 2, 10)
+    for number in range(30):
+        memo.put(b"%d" % number, number, 10)
+        assert memo.get(b"used") == 1
+    assert memo.get(b"unused") is None
+    assert memo.get(b"0") is None
+    assert memo.get(b"29") == 29
+
+
+def test_a_memo_is_bounded() -> None:
+    """However much is put in and asked for, it holds no more than its bytes and one value."""
+    memo: Memo[int] = Memo(max_bytes=1_000)
+    for number in range(1_000):
+        memo.put(b"%d" % number, number, 10)
+        for old in range(number):
+            memo.get(b"%d" % old)
+    assert sum(memo.get(b"%d" % number) is not None for number in range(1_000)) <= 101
+
+
+def test_each_distinct_message_is_analysed_once() -> None:
+    """The second time costs nothing, and gives the same value as an analysis would."""
+    analyst = Analyst(Tags.of(), max_bytes=1_000_000)
+    first = analyst.analyse(RAW)
+    assert analyst.unseen_bytes == len(RAW)
+    assert analyst.analyse(bytes(bytearray(RAW))) is first
+    assert analyst.unseen_bytes == len(RAW)
+    assert first == analyse(RAW, tags=Tags.of(), count=count)
+
+
+def test_an_odd_message_stays_odd() -> None:
+    """What could not be read is not remembered as something else."""
+    analyst = Analyst(Tags.of(), max_bytes=1_000_000)
+    for _ in range(2):
+        with pytest.raises(Odd):
+            analyst.analyse(b"[]")
+
+
+@pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base"])
+@pytest.mark.parametrize("max_bytes", [1, 1_000_000])
+@pytest.mark.parametrize("text", ["", "short", "long " * 100, "é😀" * 50])
+def test_a_scale_counts_as_tokens_does(encoding: ranks.Name, max_bytes: int, text: str) -> None:
+    """With a memory or without, the first time and the second."""
+    scale, exact = TokenScale(encoding, max_bytes=max_bytes), tokens.counter(ranks.load(encoding))
+    raw = orjson.dumps({"role": "user", "content": text})
+    for _ in range(2):
+        assert scale.text(text) == exact(text)
+        assert scale.message(raw, b"digest of " + raw) == tokens.message(raw, exact)
+        assert scale.schema(raw) == tokens.schema(raw, exact)
+
+
+def test_texts_messages_and_schemas_do_not_meet() -> None:
+    """The same bytes weigh differently as each of them."""
+    scale = TokenScale("o200k_base", max_bytes=1_000_000)
+    text = '{"role":"user","content":"' + "word " * 50 + '"}'
+    found = (scale.text(text), scale.schema(text.encode()), scale.message(text.encode(), b"digest"))
+    assert len(set(found)) == 3
+    assert found == (scale.text(text), scale.schema(text.encode()), scale.message(text.encode(), b"digest"))

@@ -1,0 +1,306 @@
+"""Every setting, from the environment: read, refused, shown."""
+
+from typing import Any
+
+import pytest
+
+from proxy.settings import Effective, Settings, SettingsError, effective, environment, load
+
+
+def refusal(given: dict[str, str]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(given)
+    return str(caught.value)
+
+
+def values(given: dict[str, str]) -> dict[str, Any]:
+    return load(given).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("upstream_url", "https://api.openai.com/v1"),
+        ("upstream_key", None),
+        ("redis_url", None),
+        ("host", "127.0.0.1"),
+        ("port", 8080),
+        ("workers", 1),
+        ("log_level", "info"),
+        ("mode", "layered"),
+        ("promotion", "deferred"),
+        ("budget_tokens", None),
+        ("output_reserve_tokens", 4_096),
+        ("over_budget", "forward"),
+        ("conversation_headers", ("x-session-id", "x-openwebui-chat-id")),
+        ("remember_content", True),
+        ("conversation_ttl_seconds", 86_400),
+        ("secret", None),
+        ("allow_open", False),
+        ("context_tags", ()),
+        ("max_body_bytes", 33_554_432),
+        ("admin_token", None),
+        ("tenants", {}),
+    ],
+)
+def test_defaults_are_the_issues(name: str, value: object) -> None:
+    """Nothing set is a proxy for OpenAI's API on loopback."""
+    assert getattr(load({}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("UPSTREAM_URL", "http://127.0.0.1:8081/v1/", "http://127.0.0.1:8081/v1/"),
+        ("HOST", "::1", "::1"),
+        ("PORT", "0", 0),
+        ("WORKERS", "4", 4),
+        ("LOG_LEVEL", "debug", "debug"),
+        ("MODE", "observe", "observe"),
+        ("PROMOTION", "eager", "eager"),
+        ("BUDGET_TOKENS", "50000", 50_000),
+        ("OUTPUT_RESERVE_TOKENS", "100", 100),
+        ("OVER_BUDGET", "reject", "reject"),
+        ("CONVERSATION_HEADERS", " X-Chat , x-thread,,", ("x-chat", "x-thread")),
+        ("USER_HEADERS", "X-User", ("x-user",)),
+        ("REMEMBER_CONTENT", "false", False),
+        ("CONVERSATION_TTL_SECONDS", "60", 60),
+        ("ALLOW_OPEN", "true", True),
+        ("CONTEXT_TAGS", "wiki, ticket.v2", ("wiki", "ticket.v2")),
+        ("MAX_BODY_BYTES", "2048", 2_048),
+        ("CONNECT_TIMEOUT_SECONDS", "0.5", 0.5),
+        ("FIRST_BYTE_TIMEOUT_SECONDS", "30", 30.0),
+        ("IDLE_TIMEOUT_SECONDS", "30", 30.0),
+        ("SHUTDOWN_SECONDS", "0", 0),
+        ("MEMORY_BYTES", "1000000", 1_000_000),
+        ("UPSTREAM_PROXY", "http://proxy:3128", "http://proxy:3128"),
+    ],
+)
+def test_each_variable_is_read(variable: str, text: str, value: object) -> None:
+    """By its name, in either case."""
+    assert getattr(load({f"STRATA_{variable}": text}), variable.lower()) == value
+    assert getattr(load({f"strata_{variable}".lower(): text}), variable.lower()) == value
+
+
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name != "tenants"])
+def test_an_empty_variable_is_not_set(name: str) -> None:
+    """As a compose file passes on what nobody has set."""
+    assert values({f"STRATA_{name.upper()}": ""}) == values({})
+
+
+@pytest.mark.parametrize("variable", ["UPSTREAM_KEY", "REDIS_URL", "SECRET", "ADMIN_TOKEN"])
+def test_secrets_are_read_and_never_shown(variable: str) -> None:
+    """Neither by `repr` nor in the list of effective settings."""
+    given = {f"STRATA_{variable}": "redis://user:hunter2@host/0"}
+    settings = load(given)
+    assert getattr(settings, variable.lower()).get_secret_value() == "redis://user:hunter2@host/0"
+    shown = effective(settings, given)
+    assert Effective(f"STRATA_{variable}", "********", "environment") in shown
+    assert "hunter2" not in repr(settings) + repr(shown)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("UPSTREAM_URL", "api.openai.com", "http"),
+        ("UPSTREAM_URL", "ftp://x", "http"),
+        ("UPSTREAM_URL", "http:///v1", "http"),
+        ("UPSTREAM_PROXY", "proxy:3128", "http"),
+        ("PORT", "http", "integer"),
+        ("PORT", "70000", "65535"),
+        ("PORT", "-1", "0"),
+        ("WORKERS", "0", "1"),
+        ("WORKERS", "257", "256"),
+        ("LOG_LEVEL", "loud", "'debug', 'info', 'warning' or 'error'"),
+        ("MODE", "fast", "'layered' or 'observe'"),
+        ("PROMOTION", "never", "'deferred' or 'eager'"),
+        ("BUDGET_TOKENS", "0", "greater than 0"),
+        ("BUDGET_TOKENS", "50k", "integer"),
+        ("OUTPUT_RESERVE_TOKENS", "-5", "greater than 0"),
+        ("OVER_BUDGET", "drop", "'forward' or 'reject'"),
+        ("REMEMBER_CONTENT", "sometimes", "boolean"),
+        ("CONVERSATION_TTL_SECONDS", "0", "greater than 0"),
+        ("MEMORY_BYTES", "10", "1000000"),
+        ("ALLOW_OPEN", "2", "boolean"),
+        ("CONTEXT_TAGS", "wiki,a b", "tag names"),
+        ("CONTEXT_TAGS", "<wiki>", "tag names"),
+        ("MAX_BODY_BYTES", "1", "1024"),
+        ("CONNECT_TIMEOUT_SECONDS", "0", "greater than 0"),
+        ("FIRST_BYTE_TIMEOUT_SECONDS", "soon", "number"),
+        ("IDLE_TIMEOUT_SECONDS", "-1", "greater than 0"),
+        ("IDLE_TIMEOUT_SECONDS", "nan", "number"),
+        ("SHUTDOWN_SECONDS", "-1", "0"),
+        ("TENANTS__ACME__BUDGET_TOKENS", "0", "greater than 0"),
+        ("TENANTS__ACME__MODE", "fast", "'layered' or 'observe'"),
+    ],
+)
+def test_a_bad_value_is_refused(variable: str, value: str, allowed: str) -> None:
+    """With the variable's name, the value and what is allowed, on one line."""
+    keys = {"STRATA_TENANTS__ACME__KEYS": "k"} if variable.startswith("TENANTS") else {}
+    said = refusal({f"STRATA_{variable}": value, **keys})
+    assert said.startswith(f"STRATA_{variable} is {value!r}: ")
+    assert allowed in said
+    assert "\n" not in said
+
+
+def test_a_bad_secret_is_refused_without_showing_it() -> None:
+    """A Redis URL may hold a password."""
+    said = refusal({"STRATA_REDIS_URL": "user:hunter2@host"})
+    assert said.startswith("STRATA_REDIS_URL: ")
+    assert "redis://" in said
+    assert "hunter2" not in said
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    """One line for each."""
+    said = refusal({"STRATA_MODE": "fast", "STRATA_PORT": "x"})
+    assert sorted(line.split(" ")[0] for line in said.splitlines()) == ["STRATA_MODE", "STRATA_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        pytest.param("STRATA_BUDGET_TOKEN", "STRATA_BUDGET_TOKEN: no such setting; did you mean STRATA_BUDGET_TOKENS?", id="near"),
+        pytest.param("STRATA_XYZZY", "STRATA_XYZZY: no such setting", id="far"),
+        pytest.param("STRATA_TENANTS", "STRATA_TENANTS: no such setting", id="tenants as a whole"),
+        pytest.param("STRATA_TENANTS__ACME__KEY", "STRATA_TENANTS__<NAME>__KEYS", id="a tenant's field"),
+        pytest.param("STRATA_TENANTS__ACME", "STRATA_TENANTS__<NAME>__KEYS", id="no field"),
+        pytest.param("STRATA_TENANTS____KEYS", "STRATA_TENANTS__<NAME>__KEYS", id="no name"),
+        pytest.param("STRATA_", "STRATA_: no such setting", id="nothing"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_suggestion(name: str, says: str) -> None:
+    """A misspelled setting never goes unnoticed."""
+    said = refusal({name: "1"})
+    assert said.startswith(f"{name}: no such setting")
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("STRATA_SERVICE_HOST", "10.0.0.1"),
+        ("STRATA_SERVICE_PORT", "8080"),
+        ("STRATA_SERVICE_PORT_HTTP", "8080"),
+        ("STRATA_PORT", "tcp://10.0.0.1:8080"),
+        ("STRATA_PORT", "udp://10.0.0.1:8080"),
+        ("STRATA_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("STRATA_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("STRATA_PORT_8080_TCP_PROTO", "tcp"),
+        ("STRATA_PORT_8080_UDP_PORT", "8080"),
+        ("STRATA_REDIS_SERVICE_HOST", "10.0.0.2"),
+        ("STRATA_REDIS_PORT", "tcp://10.0.0.2:6379"),
+        ("STRATA_REDIS_PORT_6379_TCP", "tcp://10.0.0.2:6379"),
+        ("STRATA_REDIS_PORT_6379_TCP_ADDR", "10.0.0.2"),
+        ("PATH", "/bin"),
+        ("STRATAGEM", "x"),
+    ],
+)
+def test_what_kubernetes_puts_there_is_no_setting(name: str, value: str) -> None:
+    """Service links of a Service named strata, or strata-redis beside it; and names of others."""
+    assert values({name: value}) == values({})
+
+
+def test_effective_lists_every_setting_and_its_source() -> None:
+    """In the order of the configuration table; tenants by their variables, secrets masked."""
+    given = {
+        "STRATA_MODE": "observe", "STRATA_TENANTS__ACME__KEYS": "sk-1,sk-2", "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9",
+    }  # fmt: skip
+    lines = effective(load(given), given)
+    names = [line.name for line in lines]
+    assert names[: len(Settings.model_fields) - 1] == [
+        f"STRATA_{name.upper()}" for name in Settings.model_fields if name != "tenants"
+    ]
+    by_name = {line.name: line for line in lines}
+    assert by_name["STRATA_MODE"] == Effective("STRATA_MODE", "observe", "environment")
+    assert by_name["STRATA_REMEMBER_CONTENT"] == Effective("STRATA_REMEMBER_CONTENT", "true", "default")
+    assert by_name["STRATA_CONVERSATION_HEADERS"].value == "x-session-id,x-openwebui-chat-id"
+    assert by_name["STRATA_BUDGET_TOKENS"].value == ""
+    assert by_name["STRATA_TENANTS__ACME__KEYS"].value == "********,********"
+    assert by_name["STRATA_TENANTS__ACME__BUDGET_TOKENS"].value == "9"
+    assert "STRATA_TENANTS__ACME__MODE" not in by_name
+
+
+def test_every_field_says_what_it_is() -> None:
+    """The descriptions are the README's table."""
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param({"STRATA_TENANTS__ACME__BUDGET_TOKENS": "9"}, "STRATA_TENANTS__ACME__KEYS: ", id="no keys"),
+        pytest.param({"STRATA_TENANTS__ACME__KEYS": ","}, "STRATA_TENANTS__ACME__KEYS: at least one key", id="no key"),
+        pytest.param(
+            {"STRATA_TENANTS__ACME__KEYS": "sk-1,sk-9", "STRATA_TENANTS__BETA__KEYS": "sk-9"},
+            "STRATA_TENANTS__BETA__KEYS: a key is also tenant ACME's",
+            id="a key of two tenants",
+        ),
+    ],
+)
+def test_tenants_that_cannot_be(given: dict[str, str], says: str) -> None:
+    """Each problem names its variable and shows no key."""
+    said = refusal(given)
+    assert said.startswith(says)
+    assert "sk-9" not in said
+
+
+def test_tenants_are_read() -> None:
+    """Keys separated by commas; what is not set is as for everybody."""
+    settings = load(
+        {
+            "STRATA_TENANTS__ACME__KEYS": "sk-1, sk-2",
+            "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9000",
+            "STRATA_TENANTS__ACME__MODE": "observe",
+            "STRATA_TENANTS__ACME__UPSTREAM_KEY": "sk-up",
+            "STRATA_TENANTS__BETA_2__KEYS": "sk-3",
+        }
+    )
+    assert list(settings.tenants) == ["acme", "beta_2"]
+    acme, beta = settings.tenants.values()
+    assert [key.get_secret_value() for key in acme.keys] == ["sk-1", "sk-2"]
+    assert (acme.budget_tokens, acme.mode, beta.budget_tokens, beta.mode) == (9_000, "observe", None, None)
+    assert acme.upstream_key is not None
+    assert acme.upstream_key.get_secret_value() == "sk-up"
+
+
+@pytest.mark.parametrize("keys", ["1", "[1]", '["a","b"]', "true", "{", "null", "a=b"])
+def test_keys_are_text_whatever_they_look_like(keys: str) -> None:
+    """A key that looks like JSON is still a key."""
+    (tenant,) = load({"STRATA_TENANTS__ACME__KEYS": keys}).tenants.values()
+    assert ",".join(key.get_secret_value() for key in tenant.keys) == keys
+
+
+OPEN: dict[str, Any] = {"STRATA_UPSTREAM_KEY": "sk-up", "STRATA_HOST": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        pytest.param(OPEN, True, id="anybody could spend the key"),
+        pytest.param({**OPEN, "STRATA_HOST": "example.org"}, True, id="a name"),
+        pytest.param({**OPEN, "STRATA_HOST": "::"}, True, id="all of IPv6"),
+        pytest.param({**OPEN, "STRATA_ALLOW_OPEN": "true"}, False, id="allowed"),
+        pytest.param({**OPEN, "STRATA_TENANTS__A__KEYS": "k"}, False, id="tenants"),
+        pytest.param({**OPEN, "STRATA_HOST": "127.0.0.2"}, False, id="loopback"),
+        pytest.param({**OPEN, "STRATA_HOST": "localhost"}, False, id="localhost"),
+        pytest.param({**OPEN, "STRATA_HOST": "::1"}, False, id="loopback of IPv6"),
+        pytest.param({"STRATA_HOST": "0.0.0.0"}, False, id="no key"),
+    ],
+)
+def test_an_open_door_is_refused(given: dict[str, str], refused: bool) -> None:
+    """A key of the proxy's on a public address needs tenants, or a word that it is meant."""
+    if refused:
+        said = refusal(given)
+        assert said.startswith("STRATA_HOST is ")
+        assert "STRATA_ALLOW_OPEN" in said
+        assert "sk-up" not in said
+    else:
+        assert load(given).host == given.get("STRATA_HOST")
+
+
+def test_without_a_mapping_the_environment_is_read() -> None:
+    """The one place that does."""
+    assert "PATH" in environment()
+    assert load().model_dump() == values(environment())
+    assert effective(load()) == effective(load(environment()), environment())
