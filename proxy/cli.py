@@ -34,7 +34,10 @@ def serve(host: str | None, port: str | None, upstream: str | None, workers: str
     try:
         listener = server.listen(settings)
     except OSError as error:
-        click.echo(f"strata: cannot listen on {settings.host}:{settings.port}: {(error.strerror or str(error)).lower()}", err=True)
+        click.echo(
+            f"strata: cannot listen on {settings.host}:{settings.port}: {(error.strerror or str(error)).lower()}",
+            err=True,
+        )
         sys.exit(1)
     click.echo(server.announce(settings, listener), err=True)
     sys.exit(server.run(settings, listener))
@@ -62,9 +65,8 @@ def config_() -> None:
         table.add_column(title, overflow="fold")
     for line in config.effective(settings):
         table.add_row(line.name, line.value or "[dim]not set[/dim]", line.source)
-    console = Console()
     # A pipe has no width to fold to.
-    console.print(table, width=None if console.is_terminal else 200)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _load(options: dict[str, str]) -> config.Settings:

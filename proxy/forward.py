@@ -55,7 +55,8 @@ class Forwarder:
     async def _send(self, call: Call, client: Downstream, raw: bytes) -> tuple[Answer, bool]:
         """Send once; a second time only where the upstream refused what the proxy had asked on its own account."""
         request = call.request
-        ask = bool(request and request.stream and not request.wants_usage and not self._client.refuses_stream_options)
+        asks = request is not None and request.stream and request.wants_usage is False
+        ask = asks and not self._client.refuses_stream_options
         sending = self._once(call, client, _render(call, raw, ask_usage=ask))
         call.forwarded = time.monotonic()
         if call.unseen_bytes > self._inline_bytes:

@@ -22,22 +22,25 @@ class Memo(Generic[T]):
 
     def __init__(self, *, max_bytes: int) -> None:
         self._half = max_bytes // 2
-        self._young: dict[bytes, T] = {}
-        self._old: dict[bytes, T] = {}
+        self._young: dict[bytes, tuple[T, int]] = {}
+        self._old: dict[bytes, tuple[T, int]] = {}
         self._size = 0
 
     def get(self, key: bytes) -> T | None:
         """Return a value, or None."""
         found = self._young.get(key)
-        if found is None and (found := self._old.get(key)) is not None:
-            self._young[key] = found
-        return found
+        if found is None:
+            found = self._old.get(key)
+            if found is None:
+                return None
+            self.put(key, *found)
+        return found[0]
 
     def put(self, key: bytes, value: T, size: int) -> None:
         """Remember a value that takes about `size` bytes."""
-        if self._size > self._half:
+        if self._size + size > self._half:
             self._old, self._young, self._size = self._young, {}, 0
-        self._young[key] = value
+        self._young[key] = (value, size)
         self._size += size
 
 
@@ -45,7 +48,7 @@ class Analyst:
     """Analyses messages, each distinct one once. `unseen_bytes` counts what was new since it was last set to 0."""
 
     def __init__(self, tags: Tags, *, max_bytes: int) -> None:
-        self._tags = tags
+        self.tags = tags
         self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
         self.unseen_bytes = 0
 
@@ -54,7 +57,7 @@ class Analyst:
         digest = hashlib.sha256(raw).digest()
         found = self._memo.get(digest)
         if found is None:
-            found = message.analyse(raw, tags=self._tags, count=count)
+            found = message.analyse(raw, tags=self.tags, count=count)
             held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
             self._memo.put(digest, found, 600 + 2 * held)
             self.unseen_bytes += len(raw)

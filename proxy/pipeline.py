@@ -100,7 +100,7 @@ class Pipeline:
     def _read(self, call: Call, client: Downstream, raw: bytes) -> Request:
         call.started = time.monotonic()
         self._analyst.unseen_bytes = 0
-        request = call.request = read(raw, self._analyst.analyse, count)
+        request = call.request = read(raw, self._analyst.analyse, count, self._analyst.tags)
         call.unseen_bytes = self._analyst.unseen_bytes
         call.model = describe(request.model)
         call.name = conversation.name(

@@ -245,7 +245,8 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name.upper(): value
         for name, value in environment.items()
-        if name.upper().startswith(PREFIX)
+        if value
+        and name.upper().startswith(PREFIX)
         and not _KUBERNETES.fullmatch(name.upper())
         and not (name.upper() == "STRATA_PORT" and value.startswith(("tcp://", "udp://")))
     }

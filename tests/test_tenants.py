@@ -82,9 +82,7 @@ def test_a_tenants_settings_are_its_own() -> None:
         pytest.param({"ACME": "sk-shared"}, ("sk-shared", "sk-shared"), (True, True), id="the common one again"),
     ],
 )
-def test_who_shares_an_upstream_key(
-    keys: dict[str, str], upstream: tuple[str, str], shared: tuple[bool, bool]
-) -> None:
+def test_who_shares_an_upstream_key(keys: dict[str, str], upstream: tuple[str, str], shared: tuple[bool, bool]) -> None:
     """Where two tenants are one at the upstream, what is stored there is kept from both."""
     found = Tenants(load({**TWO, **{f"STRATA_TENANTS__{name}__UPSTREAM_KEY": key for name, key in keys.items()}}))
     both = resolve(found, "sk-a1"), resolve(found, "sk-b")

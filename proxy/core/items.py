@@ -36,8 +36,10 @@ TAGS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 _NAMES = ("path", "file_path", "filename", "url", "href", "src", "id", "name", "title", "source")
-_ATTRIBUTE = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
-_CHILD = re.compile(rf"<({'|'.join(_NAMES)}|start_line|end_line|query)>\s*([^<>]{{1,1000}}?)\s*</\1>")
+# Each begins where a word does and holds no run that another part could take: linear, whatever stands there.
+_ATTRIBUTE = re.compile(r"""(?<![\w:.-])([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_MARKUP = re.compile(r"<[^<>]*>")
+_CHILD = re.compile(rf"<({'|'.join(_NAMES)}|start_line|end_line|query)>([^<>]{{1,1000}})</\1>")
 _HEAD = 2_000
 """Identity stands at a block's head; further in, the same tags are content."""
 
@@ -55,15 +57,22 @@ class Tags:
         added = dict(extra) if isinstance(extra, Mapping) else dict.fromkeys(extra, "item")
         kinds: dict[str, Kind] = {**TAGS, **added}  # type: ignore[dict-item]
         names = "|".join(re.escape(name) for name in sorted(kinds, key=lambda name: (-len(name), name)))
-        return cls(kinds, re.compile(rf"<({names})((?:\s+[^<>]*)?)>"))
+        return cls(kinds, re.compile(rf"<({names})((?:\s[^<>]*)?)>"))
+
+
+BUILTIN = Tags.of()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One piece of context. `content` is the whole block, its tags included; `label` is how a reference names it."""
+    """One piece of context. `content` is the whole block, its tags included; `label` is how a reference names it.
+
+    A block that names itself is `named`; of two others nobody can say that one is a version of the other.
+    """
 
     tag: str
     label: str
+    named: bool
     sha256: bytes
     content: str
     trusted: bool
@@ -73,7 +82,7 @@ class Item:
     @property
     def key(self) -> tuple[str, str]:
         """What makes two items versions of one."""
-        return self.tag, self.label
+        return self.tag, self.label if self.named else self.sha256.hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +107,59 @@ def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
                 unclosed.add(tag)
             at = opened.end()
             continue
-        kind = tags.kinds[tag]
         content = text[opened.start() : end]
-        item = None if kind == "tool" else make(tag, attributes, content, count, trusted=kind == "item")
+        item = None
+        if tags.kinds[tag] != "tool":
+            item = make(tag, content, _name(attributes, content), count, tags, trusted=_trusts(attributes))
         blocks.append(Block(opened.start(), end, item))
         at = end
     return tuple(blocks)
 
 
-def make(tag: str, attributes: str, content: str, count: Count, *, trusted: bool) -> Item:
-    """Name a block. Identity: path, URL, id or title; with a line range or a query's digest where one is given."""
-    facts = {name: one or other for name, one, other in _ATTRIBUTE.findall(attributes)}
-    trusted = trusted and facts.get("trust") != "untrusted"
-    for name, value in _CHILD.findall(content[:_HEAD]):
-        facts.setdefault(name, value)
-    sha256 = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+def make(tag: str, content: str, name: str, count: Count, tags: Tags, *, trusted: bool) -> Item:
+    """Make an item of a whole block; `name` is empty where it names itself nowhere.
+
+    Outside material is never trusted, whoever says so, and a tool's output is never promoted.
+    """
+    kind = tags.kinds.get(tag, "item")
     return Item(
         tag=tag,
-        label=_label(facts, content),
-        sha256=sha256,
+        label=name or _excerpt(content),
+        named=bool(name),
+        sha256=hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest(),
         content=content,
-        trusted=trusted,
-        promotable="data:image/" not in content,
+        trusted=trusted and kind == "item",
+        promotable=kind != "tool" and "data:image/" not in content,
         referable=_long_enough(content, count),
     )
 
 
-def _label(facts: Mapping[str, str], content: str) -> str:
-    name = next((facts[name] for name in _NAMES if facts.get(name)), "")
-    if not name:
-        inner = re.sub(r"<[^<>]*>", " ", content[:_HEAD])
-        return '"' + " ".join(inner.split())[:60].strip() + '…"'
+def _name(attributes: str, content: str) -> str:
+    """Return a block's identity: path, URL, id or title; with a line range or a query's digest where one is given.
+
+    What its tag says of itself comes before what stands inside it.
+    """
+    inside: dict[str, str] = {}
+    for child, value in _CHILD.findall(content[:_HEAD]):
+        inside.setdefault(child, value.strip())
+    facts = inside | {key: one or other for key, one, other in _ATTRIBUTE.findall(attributes[:_HEAD])}
+    own = {key for key, _, _ in _ATTRIBUTE.findall(attributes[:_HEAD])}
+    name = next((facts[key] for key in (*(n for n in _NAMES if n in own), *_NAMES) if facts.get(key)), "")
     label = " ".join(name.split())[:300]
-    if facts.get("start_line"):
+    if label and facts.get("start_line"):
         label += f" lines {facts['start_line']}-{facts.get('end_line', facts['start_line'])}"
-    if facts.get("query"):
-        label += f" query {hashlib.sha256(facts['query'].encode()).hexdigest()[:8]}"
+    if label and facts.get("query"):
+        label += f" query {hashlib.sha256(facts['query'].encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
     return label
+
+
+def _trusts(attributes: str) -> bool:
+    return all(key != "trust" or "untrusted" not in (one, other) for key, one, other in _ATTRIBUTE.findall(attributes))
+
+
+def _excerpt(content: str) -> str:
+    inner = _MARKUP.sub(" ", content[:_HEAD])
+    return '"' + " ".join(inner.split())[:60].strip() + '…"'
 
 
 def _long_enough(content: str, count: Count) -> bool:

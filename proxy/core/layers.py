@@ -6,6 +6,7 @@ bytes go upstream.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +40,7 @@ class Change:
 class Draft:
     """A prompt arranged but not rendered. `referenced` are the items of whose content a reference stands instead.
 
-    `inserted` is the text of a user message put in front, for a request that brings context and no user message.
+    `inserted` is the text of a user message put in front, for what has no user message that could take it.
     """
 
     leading: int
@@ -62,14 +63,22 @@ class _Standing:
 
     newest: dict[tuple[str, str], tuple[bytes, bool]] = field(default_factory=dict)
     tags: dict[str, set[str]] = field(default_factory=dict)
+    unnamed: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
     referenced: list[Item] = field(default_factory=list)
 
     def place(self, item: Item, *, in_library: bool = False) -> None:
+        if not item.named:
+            self.unnamed.setdefault((item.tag, item.label), set()).add(item.sha256)
         self.newest[item.key] = (item.sha256, in_library)
         self.tags.setdefault(item.label, set()).add(item.tag)
 
     def holds(self, item: Item) -> bool:
-        return item.referable and self.newest.get(item.key, (b"", False))[0] == item.sha256
+        """Whether a reference would say what is meant: this very content, its newest version, and no other by its name.
+
+        Blocks that name themselves nowhere are told by their first words; where two begin alike, neither is referenced.
+        """
+        known = item.referable and self.newest.get(item.key, (b"", False))[0] == item.sha256
+        return known and (item.named or len(self.unnamed[item.tag, item.label]) == 1)
 
     def refer(self, item: Item) -> tuple[str, bool]:
         """Return the line that names an item which stands, and whether it stands in L2."""
@@ -93,41 +102,42 @@ def arrange(
     draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, changes=changes, library=library)
     for index in range(shape.leading):
         _note(messages[index], standing)
-    head = _place_library(shape, library, changes, standing)
+    head = _place_library(messages, shape, library, changes, standing)
     brought = ""
     for index in range(shape.leading, len(messages)):
+        message = messages[index]
         if not draft.keeps(index):
             continue
-        if messages[index].role != "user":
-            _note(messages[index], standing)
+        if message.role != "user":
+            _note(message, standing)
             continue
-        if index == shape.newest.start:
+        takes = message.form != "none"
+        if takes and index == shape.newest.start:
             brought = _bring(context, standing)
-        replaced = tuple((text, runs) for text in messages[index].texts if (runs := _replace(text, standing)))
-        before = SEPARATOR.join(filter(None, [head, brought]))
+        replaced = tuple((text, runs) for text in message.texts if (runs := _replace(text, standing)))
+        before = SEPARATOR.join(filter(None, [head if takes else "", brought]))
         if before or replaced:
             changes[index] = Change(before=before, replaced=replaced)
-        head = ""
-    inserted = SEPARATOR.join(filter(None, [head, "" if brought or not context else _bring(context, standing)]))
-    return Draft(
-        leading=shape.leading,
-        newest=shape.newest,
-        dropped=dropped,
-        changes=changes,
-        library=library,
+        head = "" if takes else head
+    left = "" if brought else _bring(context, standing)
+    return dataclasses.replace(
+        draft,
         referenced=tuple(standing.referenced),
         context=brought,
-        inserted=inserted,
+        inserted=SEPARATOR.join(filter(None, [head, left])),
     )
 
 
-def _place_library(shape: Shape, library: Library, changes: dict[int, Change], standing: _Standing) -> str:
+def _place_library(
+    messages: Sequence[Message], shape: Shape, library: Library, changes: dict[int, Change], standing: _Standing
+) -> str:
     """Put the trusted half behind L1; return what must stand at the head of the first user message kept."""
     trusted, untrusted = library.text(trusted=True), library.text(trusted=False)
     for entry in library.entries:
         standing.place(entry.item, in_library=True)
-    if trusted and shape.leading:
-        changes[shape.leading - 1] = Change(behind=trusted)
+    place = max((index for index in range(shape.leading) if messages[index].form != "none"), default=None)
+    if trusted and place is not None:
+        changes[place] = Change(behind=trusted)
         trusted = ""
     return SEPARATOR.join(filter(None, [trusted, untrusted]))
 
@@ -140,15 +150,16 @@ def _note(message: Message, standing: _Standing) -> None:
 
 
 def _bring(context: Sequence[Item], standing: _Standing) -> str:
-    """Render the request's own context: references to what stands, then what is new."""
-    named, blocks = [], []
-    for item in context:
-        if standing.holds(item):
-            named.append(standing.refer(item))
-        else:
+    """Render the request's own context: references to what stands before it, then what is new, each once."""
+    items = tuple(dict.fromkeys(context))
+    repeated = [item for item in items if standing.holds(item)]
+    named = [standing.refer(item) for item in repeated]
+    blocks = [_reference(named)] if named else []
+    for item in items:
+        if item not in repeated:
             standing.place(item)
             blocks.append(item.content)
-    return SEPARATOR.join([_reference(named), *blocks] if named else blocks)
+    return SEPARATOR.join(blocks)
 
 
 def _replace(text: Text, standing: _Standing) -> tuple[Replacement, ...]:

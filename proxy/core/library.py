@@ -79,7 +79,7 @@ def _items(message: Message) -> frozenset[bytes]:
 
 def _render(entry: Entry, *, trusted: bool) -> str:
     frame, _ = _FRAMES[trusted]
-    content = entry.item.content.replace(f"</{frame}", f"<\\/{frame}")
+    content = entry.item.content
     if entry.supersedes:
-        return f"Newest version of {entry.item.label}; it supersedes the one above:\n{content}"
-    return content
+        content = f"Newest version of {entry.item.label}; it supersedes the one above:\n{content}"
+    return content.replace(f"</{frame}", f"<\\/{frame}")

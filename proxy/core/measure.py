@@ -79,11 +79,11 @@ class _Sums:
         self.weight[name] += amount
         self.content.setdefault(name, hashlib.sha256()).update(content)
 
-    def put_library(self, scale: Scale, text: str) -> int:
+    def put_library(self, scale: Scale, text: str, *, at_most: int) -> int:
         """Put text into L2 and return what it weighs."""
         if not text:
             return 0
-        amount = scale.text(text)
+        amount = min(scale.text(text), at_most)
         self.put("L2", amount, text.encode())
         return amount
 
@@ -100,12 +100,12 @@ def _put_message(sums: _Sums, scale: Scale, request: Request, draft: Draft, inde
         digest = hashlib.sha256(raw).digest()
     amount = scale.message(raw, digest)
     if index < draft.leading:
-        amount -= sums.put_library(scale, change.behind) if change else 0
+        amount -= sums.put_library(scale, change.behind, at_most=amount) if change else 0
         sums.put("L1", amount, message.digest)
     elif index == draft.newest.start and message.role == "user":
         _put_newest(sums, scale, message, change, context=draft.context, amount=amount)
     else:
-        amount -= sums.put_library(scale, change.before) if change else 0
+        amount -= sums.put_library(scale, change.before, at_most=amount) if change else 0
         sums.put("L4", amount, digest)
 
 
@@ -114,7 +114,7 @@ def _put_newest(
 ) -> None:
     """Split the newest user message: what was attached is L3, the user's own words are L5."""
     before = change.before if change else ""
-    amount -= sums.put_library(scale, before.removesuffix(context))
+    amount -= sums.put_library(scale, before.removesuffix(context), at_most=amount)
     attached = [context] if context else []
     replaced = {id(text): runs for text, runs in change.replaced} if change else {}
     for text in message.texts:
@@ -126,7 +126,8 @@ def _put_newest(
             if not any(run.start <= block.start < run.end for run in runs)
         ]
     for piece in attached:
-        weight = scale.text(piece)
+        # Counted apart, pieces can come to a token or two more than where they touch.
+        weight = min(scale.text(piece), amount)
         sums.put("L3", weight, piece.encode())
         amount -= weight
     sums.put("L5", amount, message.said if attached else message.digest)

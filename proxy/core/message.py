@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from proxy.core.body import elements, split
 from proxy.core.items import Block, Count, Tags, find
 from proxy.errors import Odd
 
+Form = Literal["string", "parts", "none"]
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
@@ -30,16 +32,20 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message without its place. `texts` is kept only where blocks stand in it; `said` leaves blocks out."""
+    """A message without its place. `texts` is kept only where blocks stand in it; `said` leaves blocks out.
+
+    `form` says whether its content can take text; `media` counts parts that weigh more than their bytes.
+    """
 
     digest: bytes
     size_bytes: int
     role: str
+    form: Form
     said: bytes
     texts: tuple[Text, ...]
     calls: tuple[str, ...]
     answers: str | None
-    images: bool
+    media: int
     signed: bool
 
     @property
@@ -53,9 +59,15 @@ class _Function(msgspec.Struct, frozen=True):
     arguments: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Custom(msgspec.Struct, frozen=True):
+    name: str = ""
+    input: str = ""
+
+
 class _Call(msgspec.Struct):
     id: str = ""
-    function: _Function = _Function()
+    function: _Function | None = None
+    custom: _Custom | None = None
 
 
 class _Wire(msgspec.Struct):
@@ -74,7 +86,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
     """Read one raw message. Raises Odd when it is no message of the chat API."""
     try:
         wire = _wire.decode(raw)
-        texts, images = _texts(raw)
+        form, texts, media = _texts(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, Odd) as error:
         raise Odd("odd_message") from error
     held = wire.role == "user" or wire.role in SYSTEM_ROLES
@@ -84,11 +96,12 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         digest=hashlib.sha256(raw).digest(),
         size_bytes=len(raw),
         role=wire.role,
+        form=form,
         said=said(wire.role, [_outside(text) for text in found], [_words_of_call(call) for call in calls]),
         texts=found if any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         answers=wire.tool_call_id,
-        images=images,
+        media=media,
         signed=_signed(raw, wire),
     )
 
@@ -103,25 +116,23 @@ def said(role: str, texts: Sequence[str], calls: Sequence[tuple[str, str]] = ())
     return digest.digest()
 
 
-def _texts(raw: bytes) -> tuple[list[tuple[int, int, str]], bool]:
+def _texts(raw: bytes) -> tuple[Form, list[tuple[int, int, str]], int]:
     content = split(raw).get("content")
-    if content is None:
-        return [], False
-    first = raw[content.value : content.value + 1]
+    first = raw[content.value : content.value + 1] if content else b""
+    if content is None or first not in {b'"', b"["}:
+        return "none", [], 0
     if first == b'"':
-        return [(content.value, content.end, _string.decode(raw[content.value : content.end]))], False
-    if first != b"[":
-        return [], False
-    texts, images = [], False
+        return "string", [(content.value, content.end, _string.decode(raw[content.value : content.end]))], 0
+    texts, media = [], 0
     for start, end in elements(raw, content.value, content.end):
         part = split(raw[start:end])
-        kind = part.get("type")
-        images = images or (kind is not None and b"image" in raw[start + kind.value : start + kind.end])
         text = part.get("text")
         if text is not None and raw[start + text.value : start + text.value + 1] == b'"':
             at, stop = start + text.value, start + text.end
             texts.append((at, stop, _string.decode(raw[at:stop])))
-    return texts, images
+        else:
+            media += 1
+    return "parts", texts, media
 
 
 def _outside(text: Text) -> str:
@@ -133,6 +144,10 @@ def _outside(text: Text) -> str:
 
 
 def _words_of_call(call: _Call) -> tuple[str, str]:
+    if call.custom is not None:
+        return call.custom.name, call.custom.input
+    if call.function is None:
+        return "", ""
     raw = bytes(call.function.arguments)
     if raw.startswith(b'"'):
         return call.function.name, _string.decode(raw)

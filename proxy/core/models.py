@@ -39,6 +39,10 @@ def _open(name: str, window: int) -> Model:
 _TABLE = (
     _gpt("gpt-3.5-turbo", 16_385, encoding="cl100k_base"),
     _gpt("gpt-4", 8_192, encoding="cl100k_base"),
+    _gpt("gpt-4-32k", 32_768, encoding="cl100k_base"),
+    _gpt("gpt-4-1106-preview", 128_000, encoding="cl100k_base"),
+    _gpt("gpt-4-0125-preview", 128_000, encoding="cl100k_base"),
+    _gpt("gpt-4-vision-preview", 128_000, encoding="cl100k_base"),
     _gpt("gpt-4-turbo", 128_000, encoding="cl100k_base"),
     _gpt("gpt-4o", 128_000),
     _gpt("gpt-4o-mini", 128_000),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core import budget, layers, library, lineage, measure
+from proxy.core import budget, layers, library, lineage, measure, tokens
 from proxy.core.layers import Draft
 from proxy.core.library import Library
 from proxy.core.lineage import Link, Recalled
@@ -73,7 +73,11 @@ def make(request: Request, recalled: Recalled, *, model: Model, policy: Policy, 
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
-    most = len(request.body) + sum(len(entry.item.content.encode()) + 200 for entry in shelf.entries)
+    most = (
+        len(request.body)
+        + sum(message.media for message in messages) * tokens.MOST_PER_PART
+        + sum(len(entry.item.content.encode()) + 200 for entry in shelf.entries)
+    )
     if limit is None or most <= limit.tokens:
         return Plan(draft=draft, links=links, total=None, limit=limit.tokens if limit else None)
     total = measure.layers(request, draft, scale).total
@@ -110,7 +114,7 @@ def _fit(
         draft = layers.arrange(messages, parts, library=Library(), context=context, dropped=units[:gone])
         total = measure.layers(request, draft, scale).total
         lost += step
-    turns = min(gone, len(parts.turns) - 1)
+    turns = min(gone, max(0, len(parts.turns) - 1))
     if turns:
         actions.append("turns_dropped")
     if gone > turns:

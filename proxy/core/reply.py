@@ -13,9 +13,21 @@ class _Function(msgspec.Struct):
     arguments: str | None = None
 
 
+class _Custom(msgspec.Struct):
+    name: str | None = None
+    input: str | None = None
+
+
 class _Call(msgspec.Struct):
     index: int | None = None
     function: _Function | None = None
+    custom: _Custom | None = None
+
+    def words(self) -> tuple[str, str]:
+        """Return the name and what it is called with, as far as they are told here."""
+        if self.custom is not None:
+            return self.custom.name or "", self.custom.input or ""
+        return (self.function.name or "", self.function.arguments or "") if self.function else ("", "")
 
 
 class _Said(msgspec.Struct):
@@ -43,10 +55,10 @@ def of_answer(raw: bytes) -> tuple[bytes, ...]:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return ()
     return tuple(
-        _digest(choice.message.content or "", [(call.function.name or "", call.function.arguments or "")
-                for call in choice.message.tool_calls or () if call.function])
-        for choice in read.choices if choice.message
-    )  # fmt: skip
+        _digest(choice.message.content or "", [call.words() for call in choice.message.tool_calls or ()])
+        for choice in read.choices
+        if choice.message
+    )
 
 
 def of_stream(raw: bytes) -> tuple[bytes, ...]:
@@ -65,9 +77,8 @@ def of_stream(raw: bytes) -> tuple[bytes, ...]:
             for place, call in enumerate(choice.delta.tool_calls or ()):
                 index = place if call.index is None else call.index
                 parts = calls.setdefault(choice.index, {}).setdefault(index, [[], []])
-                if call.function:
-                    parts[0].append(call.function.name or "")
-                    parts[1].append(call.function.arguments or "")
+                for told, words in zip(parts, call.words(), strict=True):
+                    told.append(words)
     return tuple(
         _digest("".join(text), [("".join(name), "".join(arguments)) for _, (name, arguments) in
                                 sorted(calls.get(index, {}).items())])

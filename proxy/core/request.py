@@ -41,14 +41,17 @@ class Hints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A chat request: the client's bytes, and what stands where in them."""
+    """A chat request: the client's bytes, and what stands where in them.
+
+    `wants_usage` is None where its `stream_options` cannot be read: then nothing is asked for on our account.
+    """
 
     body: bytes
     members: Mapping[str, Member]
     model: str
     stream: bool
     choices: int
-    wants_usage: bool
+    wants_usage: bool | None
     reply_tokens: int | None
     user: str | None
     metadata: Mapping[str, str]
@@ -74,7 +77,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-def read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
+def read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags = items.BUILTIN) -> Request:
     """Read a chat request.
 
     Raises:
@@ -82,12 +85,12 @@ def read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
         Odd: it is valid, but not understood well enough to be touched.
     """
     try:
-        return _read(body, analyse, count)
+        return _read(body, analyse, count, tags)
     except Odd as odd:
         raise judge(body, odd) from odd
 
 
-def _read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
+def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -> Request:
     members = split(body)
     if not body.isascii():
         _check_text(body)
@@ -98,20 +101,19 @@ def _read(body: bytes, analyse: Analyse, count: items.Count) -> Request:
     def value(key: str) -> bytes:
         return body[members[key].value : members[key].end] if key in members else b""
 
-    options = _soft(value("stream_options"), _StreamOptions)
     return Request(
         body=body,
         members=members,
         model=_soft(value("model"), str) or "",
         stream=_soft(value("stream"), bool) or False,
-        choices=_soft(value("n"), int) or 1,
-        wants_usage=bool(options and options.include_usage),
-        reply_tokens=_soft(value("max_completion_tokens"), int) or _soft(value("max_tokens"), int),
+        choices=_positive(value("n")) or 1,
+        wants_usage=_wants_usage(value("stream_options")),
+        reply_tokens=_positive(value("max_completion_tokens")) or _positive(value("max_tokens")),
         user=_soft(value("safety_identifier"), str) or _soft(value("user"), str),
         metadata={key: text for key, text in (_soft(value("metadata"), dict[str, object]) or {}).items()
                   if isinstance(text, str)},
         placed=tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans),
-        hints=hints(value(OWN), count) if OWN in members else Hints(),
+        hints=hints(value(OWN), count, tags) if OWN in members else Hints(),
     )  # fmt: skip
 
 
@@ -132,6 +134,22 @@ def _soft(raw: bytes, kind: type[T]) -> T | None:
         return None
 
 
+def _positive(raw: bytes) -> int | None:
+    number = _soft(raw, int)
+    return number if number is not None and number > 0 else None
+
+
+def _wants_usage(raw: bytes) -> bool | None:
+    if not raw or raw == b"null":
+        return False
+    try:
+        split(raw)
+    except (Odd, StrataError):
+        return None
+    options = _soft(raw, _StreamOptions)
+    return bool(options and options.include_usage)
+
+
 class _Context(msgspec.Struct, forbid_unknown_fields=True):
     content: str
     id: str = ""
@@ -144,47 +162,50 @@ class _Own(msgspec.Struct, forbid_unknown_fields=True):
     context: list[_Context] = []
 
 
+_LONGEST_NAME = 512
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
-def hints(raw: bytes, count: items.Count) -> Hints:
+def hints(raw: bytes, count: items.Count, tags: items.Tags = items.BUILTIN) -> Hints:
     """Read the `strata` member. Raises StrataError that names the field and the value."""
     try:
         own = msgspec.json.decode(raw, type=_Own)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
         where = re.search(r"at `\$([^`]*)`", str(error))
-        path = OWN + (where.group(1) if where else "")
-        given = f", got {_at(raw, where.group(1) if where else '')}"
-        raise StrataError(BAD_VALUE, f"{path}: {str(error).split(' - at')[0]}{given}", param=path) from error
+        inside = where.group(1) if where else ""
+        why = str(error).split(" - at")[0]
+        raise _wrong(OWN + inside, f"{why}, got {_shown(raw, inside)}") from error
     for index, context in enumerate(own.context):
         if not _TYPE.fullmatch(context.type):
-            path = f"{OWN}.context[{index}].type"
-            raise StrataError(
-                BAD_VALUE, f"{path}: expected a tag name (letters, digits, _ . -), got {context.type!r}", param=path
-            )
-    if own.conversation is not None and not 0 < len(own.conversation) <= 512:
-        path = f"{OWN}.conversation"
-        raise StrataError(BAD_VALUE, f"{path}: expected 1 to 512 characters, got {len(own.conversation)}", param=path)
-    return Hints(conversation=own.conversation, context=tuple(_item(context, count) for context in own.context))
+            why = f"expected a tag name (letters, digits, _ . -), got {context.type[:80]!r}"
+            raise _wrong(f"{OWN}.context[{index}].type", why)
+    if own.conversation is not None and not 0 < len(own.conversation) <= _LONGEST_NAME:
+        why = f"expected 1 to {_LONGEST_NAME} characters, got {len(own.conversation)}"
+        raise _wrong(f"{OWN}.conversation", why)
+    return Hints(conversation=own.conversation, context=tuple(_item(context, count, tags) for context in own.context))
 
 
-def _at(raw: bytes, path: str) -> str:
+def _wrong(path: str, why: str) -> StrataError:
+    return StrataError(BAD_VALUE, f"{path}: {why}", param=path)
+
+
+def _shown(raw: bytes, path: str) -> str:
     """Show the value at a path like `.context[2].id`, cut short."""
-    value: object = orjson.loads(raw)
-    for key, place in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", path):
-        if isinstance(value, dict) and key:
-            value = value.get(key)
-        elif isinstance(value, list) and place.isdigit():
-            value = value[int(place)]
-        else:
-            break
-    shown = orjson.dumps(value).decode()
+    try:
+        value: object = orjson.loads(raw)
+        for key, place in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
+            value = value[int(place)] if isinstance(value, list) else value[key] if isinstance(value, dict) else value
+        shown = orjson.dumps(value).decode()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        shown = raw.decode("utf-8", "replace")
     return shown if len(shown) <= 80 else shown[:77] + "…"
 
 
-def _item(context: _Context, count: items.Count) -> items.Item:
-    attributes = f' id="{context.id}"' if context.id else ""
+def _item(context: _Context, count: items.Count, tags: items.Tags) -> items.Item:
+    """Frame an explicit item; content cannot close the frame, and the id names it whatever stands inside."""
+    quote = "'" if '"' in context.id else '"'
+    attributes = f" id={quote}{context.id}{quote}" if context.id and quote not in context.id else ""
     inner = context.content.replace(f"</{context.type}", f"<\\/{context.type}")
     block = f"<{context.type}{attributes}>\n{inner}\n</{context.type}>"
-    named = "" if '"' in context.id else attributes
-    return items.make(context.type, named, block, count, trusted=context.trust == "trusted")
+    name = " ".join(context.id.split())[:300]
+    return items.make(context.type, block, name, count, tags, trusted=context.trust == "trusted")

@@ -11,11 +11,12 @@ import msgspec
 
 BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_LONGEST_END = 4
 _USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
-_DONE = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
-_ERROR = re.compile(rb'^(?:event:\s*error\s*$|data:\s*\{\s*"error"\s*:\s*[{"])', re.MULTILINE)
-_DATA = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
+_DONE = re.compile(rb"(?:\A|[\r\n])data:\s*\[DONE\]")
+_ERROR = re.compile(rb'(?:\A|[\r\n])(?:event:\s*error\s*(?:[\r\n]|\Z)|data:\s*\{\s*"error"\s*:\s*[{"])')
+_DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data:[ ]?([^\r\n]*)")
 
 LARGEST_HELD = 65_536
 """An unfinished event longer than this is passed on as it grows: no usage chunk is that long."""
@@ -37,7 +38,8 @@ class Stream:
     what follows it can be read.
     """
 
-    __slots__ = ("_held", "_letting", "choices", "done", "error", "finished", "started", "strip_usage", "usage_event")
+    __slots__ = ("_held", "_held_bytes", "_letting", "_tail", "choices", "done", "error", "finished", "strip_usage",
+                 "usage_event")  # fmt: skip
 
     def __init__(self, *, strip_usage: bool, choices: int = 1) -> None:
         self.strip_usage = strip_usage
@@ -46,8 +48,9 @@ class Stream:
         self.finished = 0
         self.done = False
         self.error = False
-        self.started = False
-        self._held = b""
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._tail = b""
         self._letting = False
 
     @property
@@ -62,16 +65,41 @@ class Stream:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they come; return the bytes to pass on."""
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        if not data.endswith(_ENDS):
-            data = self._hold(data)
-        elif self._letting:
+        if self._held or self._letting or not data.endswith(_ENDS):
+            data = self._gather(data)
+        return self._look(data) if data else b""
+
+    def end(self) -> bytes:
+        """Return what is still held when the upstream closed in good order: an end without a blank line."""
+        held, self._held = b"".join(self._held), []
+        return self._look(held) if held else b""
+
+    def _gather(self, data: bytes) -> bytes:
+        """Hold what is no whole event yet. Looks at each byte once, however small the pieces are."""
+        seam = self._tail + data
+        offset = len(data) - len(seam)
+        ends = [found.end() + offset for found in BOUNDARY.finditer(seam) if found.end() + offset > 0]
+        self._tail = seam[1 - _LONGEST_END :]
+        if ends:
+            whole = b"".join([*self._held, data[: ends[-1]]])
             self._letting = False
-        if not data:
-            return b""
-        self.started = True
+            self._held, self._held_bytes = [], 0
+            data = data[ends[-1] :]
+            if not data:
+                self._tail = b""
+        else:
+            whole = b""
+        if self._letting or self._held_bytes + len(data) > LARGEST_HELD:
+            self._letting = bool(data)
+            whole = b"".join([whole, *self._held, data])
+            self._held, self._held_bytes = [], 0
+        elif data:
+            self._held.append(data)
+            self._held_bytes += len(data)
+        return whole
+
+    def _look(self, data: bytes) -> bytes:
+        """Note what events say of the stream itself."""
         if _FINISH.search(data):
             self.finished += len(_FINISH.findall(data))
         if b"[DONE]" in data and _DONE.search(data):
@@ -79,26 +107,6 @@ class Stream:
         if b"error" in data and _ERROR.search(data):
             self.error = True
         return self._without_usage(data) if _USAGE.search(data) else data
-
-    def end(self) -> bytes:
-        """Return what is still held when the upstream closed in good order: an end without a blank line."""
-        held, self._held = self._held, b""
-        if not held:
-            return b""
-        if _DONE.search(held):
-            self.done = True
-        return self._without_usage(held) if _USAGE.search(held) else held
-
-    def _hold(self, data: bytes) -> bytes:
-        last = max((found.end() for found in BOUNDARY.finditer(data)), default=0)
-        if last:
-            self._letting = False
-        whole, rest = data[:last], data[last:]
-        if self._letting or len(rest) > LARGEST_HELD:
-            self._letting = bool(rest)
-            return whole + rest
-        self._held = rest
-        return whole
 
     def _without_usage(self, data: bytes) -> bytes:
         kept = []

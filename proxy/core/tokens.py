@@ -23,6 +23,7 @@ IMAGE_HIGH = 765
 """A 1024 x 1024 image at high detail for gpt-4o (OpenAI's images guide); its true size is not looked at yet."""
 AUDIO = 400
 FILE = 1_500
+MOST_PER_PART = max(IMAGE_HIGH, AUDIO, FILE)
 _object = msgspec.json.Decoder(dict[str, object])
 _PIECE = 16_384
 _BIGGEST_PIECE = 65_536
@@ -90,10 +91,8 @@ def _field(key: str, value: object, count: Count) -> int:
             return _call({"function": value}, count)
         case "name", str():
             return PER_NAME + count(value)
-        case _, str():
-            return count(value)
         case _:
-            return 0
+            return sum(count(text) for text in _strings(value))
 
 
 def _call(call: dict[str, object], count: Count) -> int:
@@ -118,6 +117,21 @@ def _part(part: dict[str, object], count: Count) -> int:
             return count(_text(part.get("refusal")))
         case _:
             return count(_text(part.get("text")))
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Find every string of a value: reasoning that comes back in `thinking_blocks`, say."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for part in value:
+                yield from _strings(part)
+        case dict():
+            for part in value.values():
+                yield from _strings(part)
+        case _:
+            return
 
 
 def _text(value: object) -> str:

@@ -50,6 +50,8 @@ class LocalStore(Store):
 
     def replace(self, conversation: str, recalled: Recalled) -> None:
         """Take over what another store says in the place of what was known."""
+        if not recalled.turns and self._find(conversation) is None:
+            return
         found = self._open(conversation)
         found.turns = {}
         for key, attempts in recalled.turns.items():
@@ -79,6 +81,7 @@ class LocalStore(Store):
         attempts = self._open(conversation).turns.get(turn.key, {})
         if (stored := attempts.get(turn.attempt)) is not None:
             attempts[turn.attempt] = dataclasses.replace(stored, replies=stored.replies | set(replies))
+        self._resize(self._open(conversation))
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
@@ -94,6 +97,7 @@ class LocalStore(Store):
             prompt_tokens=before.prompt_tokens + tally.prompt_tokens,
             cached_tokens=before.cached_tokens + tally.cached_tokens,
         )
+        self._resize(found)
 
     @override
     def count(self, partition: str, tally: Tally) -> None:
@@ -138,7 +142,9 @@ class LocalStore(Store):
             item.sha256: len(item.content)
             for tries in found.turns.values() for stored in tries.values() for item in stored.items
         }  # fmt: skip
-        size = _OVERHEAD * (1 + len(found.turns)) + sum(contents.values())
+        replies = sum(len(stored.replies) for tries in found.turns.values() for stored in tries.values())
+        view = _OVERHEAD * (1 + len(found.view.library)) if found.view else 0
+        size = _OVERHEAD * (1 + len(found.turns)) + sum(contents.values()) + 64 * replies + view
         self._size += size - found.size
         found.size = size
         while self._size > self._max_bytes and self._conversations:

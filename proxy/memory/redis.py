@@ -57,6 +57,7 @@ T = TypeVar("T")
 class _Meta(msgspec.Struct, array_like=True):
     tag: str
     label: str
+    named: bool
     sha256: bytes
     trusted: bool
     promotable: bool
@@ -146,7 +147,7 @@ class RedisStore(Store):
         self._copy.put(conversation, turn)
         self._pending.setdefault(conversation, []).append(turn)
         metas = [
-            _Meta(item.tag, item.label, item.sha256, item.trusted, item.promotable, item.referable)
+            _Meta(item.tag, item.label, item.named, item.sha256, item.trusted, item.promotable, item.referable)
             for item in turn.items
         ]
         packed = msgspec.msgpack.encode(_Attempt(turn.started, metas))
@@ -222,18 +223,20 @@ class RedisStore(Store):
         packed, stats = found
         if packed is None:
             return None
-        read = msgspec.json.decode(packed, type=_View)
-        counts = {name.decode(): int(amount) for name, amount in stats.items()}
-        return View(at=read.at, turns=read.turns, layers=read.layers, library=read.library, **counts)
+        try:
+            return _decode_view(packed, stats)
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError):
+            self._on_error("view")
+            return await self._copy.view(conversation)
 
     @override
     async def forget(self, conversation: str) -> bool:
-        known = await self._copy.forget(conversation)
+        await self._copy.forget(conversation)
         keys = [_key(conversation, part) for part in _UNLINKED]
         gone = None if self._open else await self._bounded("forget", self._redis.unlink(*keys), WRITE_SECONDS)
         if gone is None:
             raise Unavailable("Redis does not answer; the conversation may still be stored there")
-        return known or gone > 0
+        return gone > 0
 
     @override
     async def close(self) -> None:
@@ -334,9 +337,22 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, str]) -> Recall
     return Recalled(turns=turns) if turns else NOTHING
 
 
+def _decode_view(packed: bytes, stats: dict[bytes, bytes]) -> View:
+    read = msgspec.json.decode(packed, type=_View)
+    return View(
+        at=read.at,
+        turns=read.turns,
+        layers=read.layers,
+        library=read.library,
+        requests=int(stats.get(b"requests", 0)),
+        prompt_tokens=int(stats.get(b"prompt_tokens", 0)),
+        cached_tokens=int(stats.get(b"cached_tokens", 0)),
+    )
+
+
 def _item(meta: _Meta, content: str) -> Item:
     return Item(
-        tag=meta.tag, label=meta.label, sha256=meta.sha256, content=content,
+        tag=meta.tag, label=meta.label, named=meta.named, sha256=meta.sha256, content=content,
         trusted=meta.trusted, promotable=meta.promotable, referable=meta.referable,
     )  # fmt: skip
 

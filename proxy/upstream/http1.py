@@ -11,12 +11,14 @@ import asyncio
 import collections
 import functools
 import ssl
-from collections.abc import AsyncIterator, Callable
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 import httptools
 import httpx
 from typing_extensions import override
+
+T = TypeVar("T")
 
 _HIGH_WATER = 65_536
 _LOW_WATER = 16_384
@@ -117,7 +119,8 @@ class _Protocol(asyncio.Protocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.complete:
+        # What comes behind the head is a trailer, and a trailer is no header.
+        if not self.head:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -293,11 +296,12 @@ class Transport(httpx.AsyncBaseTransport):
     async def _send(self, request: httpx.Request, *, fresh: bool) -> httpx.Response:
         url, timeouts = request.url, request.extensions.get("timeout", {})
         key = (url.raw_scheme, url.raw_host, url.port or (443 if url.scheme == "https" else 80))
-        connection = (None if fresh else self._reuse(key)) or await self._connect(key, timeouts.get("connect"))
+        watch: Watch = request.extensions.get("interruptible", _nobody)
+        connection = None if fresh else self._reuse(key)
+        if connection is None:
+            connection = await _interruptible(self._connect(key, timeouts.get("connect")), watch)
         connection.expects_body = request.method != "HEAD"
-        watch: Callable[[Callable[[Exception], None]], None] | None = request.extensions.get("interruptible")
-        if watch is not None:
-            watch(connection.interrupt)
+        watch(connection.interrupt)
         limit = timeouts.get("read")
         timer = limit and connection.loop.call_later(
             limit, connection.interrupt, httpx.ReadTimeout("the upstream did not answer in time")
@@ -367,6 +371,32 @@ class Transport(httpx.AsyncBaseTransport):
             for connection in idle:
                 connection.close()
         self._idle.clear()
+
+
+Watch = Callable[[Callable[[Exception], None]], None]
+"""Takes what ends the step under way; whoever holds it may call that at any time."""
+
+
+def _nobody(_: Callable[[Exception], None]) -> None:
+    """Watch for nothing."""
+
+
+async def _interruptible(step: Coroutine[Any, Any, T], watch: Watch) -> T:
+    """Await a step that only a cancellation ends, and raise what ended it."""
+    task = asyncio.ensure_future(step)
+    ended: list[Exception] = []
+
+    def end(error: Exception) -> None:
+        ended.append(error)
+        task.cancel()
+
+    watch(end)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        raise ended[0] from None
 
 
 @functools.cache

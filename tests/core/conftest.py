@@ -34,9 +34,7 @@ def make_plan(
     found = read_body(body)
     settings = {"mode": "layered", "budget_tokens": budget, "reserve_tokens": 4_096, "over_budget": "forward", **policy}
     model = describe(found.model)
-    return found, plan.make(
-        found, memory, model=model, policy=plan.Policy(**settings), named=named, scale=SCALE
-    )
+    return found, plan.make(found, memory, model=model, policy=plan.Policy(**settings), named=named, scale=SCALE)
 
 
 def send(body: object, memory: Recalled = NOTHING, *, ask_usage: bool = False, **how: Any) -> bytes:
@@ -57,9 +55,7 @@ class Talk:
         replies = reply.of_answer(orjson.dumps({"choices": [{"message": {"content": answer}}]}))
         key = made.links[-1].key
         before = self.turns.get(key, ())
-        stored = Stored(
-            started=float(len(before)), items=(*found.hints.context, *brought), replies=frozenset(replies)
-        )
+        stored = Stored(started=float(len(before)), items=(*found.hints.context, *brought), replies=frozenset(replies))
         self.turns[key] = (*before, stored)
         return render.body(found, made.draft, ask_usage=False)
 

@@ -99,9 +99,7 @@ def test_two_queries_of_one_note_are_two_items() -> None:
 
 def test_attributes_say_who_a_block_is_before_its_content_does() -> None:
     """A file's own `<id>` inside it does not take over the name that the client gave."""
-    one, two = items(
-        '<file name="a/pom.xml"><id>central</id>1</file><file name="b/pom.xml"><id>central</id>2</file>'
-    )
+    one, two = items('<file name="a/pom.xml"><id>central</id>1</file><file name="b/pom.xml"><id>central</id>2</file>')
     assert (one.label, two.label) == ("a/pom.xml", "b/pom.xml")
 
 
@@ -169,7 +167,11 @@ def test_versions_share_a_key_and_differ_in_digest() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["<file>", "</file>", '<file path="a">', "<context>", "</context>", "<file ", ">", "x", "\n"])))
+@given(
+    st.lists(
+        st.sampled_from(["<file>", "</file>", '<file path="a">', "<context>", "</context>", "<file ", ">", "x", "\n"])
+    )
+)
 def test_blocks_stand_in_order_and_apart(pieces: list[str]) -> None:
     """Whatever the text, blocks do not overlap, and each begins and ends with its own tag."""
     text, at = "".join(pieces), 0
@@ -203,8 +205,24 @@ def test_no_text_makes_the_search_slow(
     assert len(found) <= 20_000
 
 
-def test_make_keeps_the_whole_block() -> None:
-    """An item's content is the block with its tags, so that it can stand elsewhere as it is."""
-    item = make("file", ' path="a"', '<file path="a">x</file>', count, trusted=True)
-    assert item.content == '<file path="a">x</file>'
-    assert item.key == ("file", "a")
+@pytest.mark.parametrize(
+    ("tag", "asked", "trusted", "promotable"),
+    [
+        pytest.param("file", True, True, True, id="an item"),
+        pytest.param("file", False, False, True, id="an untrusted one"),
+        pytest.param("url_content", True, False, True, id="a web page"),
+        pytest.param("webSearch", True, False, False, id="a tool's output"),
+        pytest.param("anything", True, True, True, id="a tag of the client's own"),
+    ],
+)
+def test_make_keeps_the_whole_block(tag: str, asked: bool, trusted: bool, promotable: bool) -> None:
+    """The content is the block with its tags, so that it can stand elsewhere; its tag says what it may become."""
+    item = make(tag, f"<{tag}>x</{tag}>", "a", count, TABLE, trusted=asked)
+    assert (item.content, item.key) == (f"<{tag}>x</{tag}>", (tag, "a"))
+    assert (item.trusted, item.promotable) == (trusted, promotable)
+
+
+def test_a_block_without_a_name_is_called_by_its_first_words() -> None:
+    """And is no version of another, whatever stands in it."""
+    item = make("file", "<file>\n<b>Some words</b> of it</file>", "", count, TABLE, trusted=True)
+    assert (item.label, item.named) == ('"Some words of it…"', False)

@@ -57,7 +57,6 @@ def test_only_repeats_are_replaced(sent: list[str], forwarded: list[str], forwar
     assert orjson.loads(body)["messages"] == users(forwarded)
 
 
-
 def test_items_of_assistants_are_plain_text(forward: Forward) -> None:
     """A note an assistant quotes does not stand; the client's own next one does."""
     body = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": A}, *users([A, A])]}
@@ -67,7 +66,7 @@ def test_items_of_assistants_are_plain_text(forward: Forward) -> None:
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_system_messages_keep_their_bytes(role: str, forward: Forward) -> None:
     """Their items are referenced, leading or in mid-conversation, and what repeats in them stays."""
-    system = {"role": role, "content": f"{A}\n{A}"}
+    system = {"role": role, "content": f"<webSearch>{B}</webSearch>{A}\n{A}"}
     middle = {"role": role, "content": f"{A}{B}"}
     talk = [system, *users([A]), {"role": "assistant", "content": "ok"}, middle, *users([B])]
     sent = orjson.loads(forward({"messages": talk}))["messages"]

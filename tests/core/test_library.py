@@ -30,9 +30,7 @@ def collect(read: Read, sent: list[str], *turns: Stored | None, signed: int | No
         reply: dict[str, object] = {"role": "assistant", "content": "ok"}
         messages.append({**reply, "reasoning_details": [1]} if place == signed else reply)
     found = read({"messages": messages[:-1]}).messages
-    return [
-        (entry.item.content.split("\n")[1], entry.supersedes) for entry in of(found, shape(found), turns).entries
-    ]
+    return [(entry.item.content.split("\n")[1], entry.supersedes) for entry in of(found, shape(found), turns).entries]
 
 
 A1, A2, B1 = item("a", "a1"), item("a", "a2"), item("b", "b1")

@@ -33,7 +33,11 @@ OK = {"role": "assistant", "content": "ok"}
 BODIES: dict[str, dict[str, Any]] = {
     "plain": {"messages": [user("Hi")]},
     "no messages": {"messages": []},
-    "tools and a format": {"messages": [SYSTEM, user("Hi")], "tools": TOOLS, "response_format": {"type": "json_object"}},
+    "tools and a format": {
+        "messages": [SYSTEM, user("Hi")],
+        "tools": TOOLS,
+        "response_format": {"type": "json_object"},
+    },
     "functions": {"messages": [user("Hi")], "functions": [{"name": "f"}]},
     "history": {"messages": [SYSTEM, user("a"), OK, user("b"), OK, user("c")]},
     "a new item": {"messages": [SYSTEM, user(note("a.md") + "\n\nWhy?")]},
@@ -60,15 +64,15 @@ def whole(sent: bytes) -> int:
     """The tokens of a forwarded body, counted from its bytes alone."""
     body = orjson.loads(sent)
     schemas = sum(
-        tokens.schema(orjson.dumps(body[key]), count) for key in ("tools", "functions", "response_format") if key in body
+        tokens.schema(orjson.dumps(body[key]), count)
+        for key in ("tools", "functions", "response_format")
+        if key in body
     )
     return tokens.PRIMING + schemas + sum(tokens.message(orjson.dumps(said), count) for said in body["messages"])
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_layers_add_up_to_what_is_sent(
-    name: str, make: Make, forward: Callable[..., bytes], scale: TokenScale
-) -> None:
+def test_layers_add_up_to_what_is_sent(name: str, make: Make, forward: Callable[..., bytes], scale: TokenScale) -> None:
     """No token of the forwarded body is counted twice or left out, and none is negative."""
     found, made = make(BODIES[name])
     layers = measure.layers(found, made.draft, scale)

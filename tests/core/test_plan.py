@@ -61,7 +61,7 @@ def test_a_request_that_fits_is_not_weighed(make: Make) -> None:
 def test_a_request_that_fits_when_weighed_is_left_alone(make: Make, forward: Forward) -> None:
     """A body of more bytes than the limit has tokens is weighed, and forwarded as it came."""
     body = orjson.dumps(chat(history(3)))
-    found, made = make(body, budget=4_096 + 2_500)
+    _, made = make(body, budget=4_096 + 2_500)
     assert made.total is not None
     assert made.total <= 2_500 < len(body)
     assert (made.actions, made.dropped_turns) == ((), 0)
@@ -150,7 +150,9 @@ def test_what_may_never_go_stays(messages: list[dict[str, Any]], make: Make, for
 
 def test_empty_messages_and_large_tools(make: Make) -> None:
     """Tools count, and nothing can be dropped for them."""
-    _, made = make(chat([], tools=[{"type": "function", "function": {"name": "f", "description": WORDS * 9}}]), budget=5_000)
+    _, made = make(
+        chat([], tools=[{"type": "function", "function": {"name": "f", "description": WORDS * 9}}]), budget=5_000
+    )
     assert (made.actions, made.dropped_turns, made.dropped_exchanges) == (("forwarded_over_budget",), 0, 0)
 
 
@@ -247,9 +249,7 @@ def test_anonymous_requests_replay_nothing(talk: Callable[[], Any], forward: For
         pytest.param([user("One?"), user("Two?")], False, id="no reply"),
     ],
 )
-def test_only_a_matched_turn_is_replayed(
-    then: list[dict[str, Any]], library: bool, talk: Callable[[], Any]
-) -> None:
+def test_only_a_matched_turn_is_replayed(then: list[dict[str, Any]], library: bool, talk: Callable[[], Any]) -> None:
     """Edits, retries and side requests fork: where nothing matches, nothing stored is used."""
     note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
     named = talk()

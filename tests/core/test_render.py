@@ -98,7 +98,10 @@ def test_nothing_changed_is_the_same_object(forward: Forward) -> None:
         ),
         pytest.param(
             [{"type": "text", "text": NOTE, "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "é"}],
-            [{"type": "text", "text": REFERENCE, "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "é"}],
+            [
+                {"type": "text", "text": REFERENCE, "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "é"},
+            ],
             id="parts",
         ),
     ],
@@ -166,9 +169,7 @@ def test_a_content_that_is_none_is_never_cut_into(content: object, forward: Forw
         pytest.param([{"role": "assistant", "content": "a"}], 0, id="an assistant's message"),
     ],
 )
-def test_context_without_a_user_message_becomes_one(
-    messages: list[object], place: int, forward: Forward
-) -> None:
+def test_context_without_a_user_message_becomes_one(messages: list[object], place: int, forward: Forward) -> None:
     """It stands behind L1; the other messages keep their bytes and order."""
     sent = orjson.loads(forward({"messages": messages, "strata": CONTEXT}))["messages"]
     assert sent == [*messages[:place], {"role": "user", "content": BLOCK}, *messages[place:]]
@@ -183,7 +184,9 @@ def test_what_is_put_in_is_quoted(text: str, forward: Forward) -> None:
 
 def test_the_clients_spelling_stays_around_what_is_put_in(forward: Forward) -> None:
     """Escapes, numbers and white space outside the insertion are the client's own."""
-    body = b'{"messages":[ {"role":"user" , "content":"\\u00e9\\/ x"} ], "t":1.0,"strata":{"context":[{"content":"x"}]}}'
+    body = (
+        b'{"messages":[ {"role":"user" , "content":"\\u00e9\\/ x"} ], "t":1.0,"strata":{"context":[{"content":"x"}]}}'
+    )
     assert forward(body) == (
         b'{"messages":[ {"role":"user" , "content":"<document>\\nx\\n</document>\\n\\n\\u00e9\\/ x"} ], "t":1.0}'
     )

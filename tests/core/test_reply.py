@@ -79,6 +79,7 @@ def test_arguments_come_in_pieces() -> None:
     """Pieces of parallel calls are put together by their index, or by their place where none is given."""
     message = {"role": "assistant", "content": None, "tool_calls": [call("f", '{"a":1}'), call("g", "{}")]}
     pieces = stream(
+        {"tool_calls": [{"index": 0, "id": "c"}]},
         {"tool_calls": [{"index": 1, "function": {"name": "g", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '{"a"'}}]},
         {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import orjson
 import pytest
@@ -19,7 +20,8 @@ COUNT = counter(ranks.load("o200k_base"))
 LINES = [
     "A plain sentence of English words, with commas.\n", "    indented = code(1, 'x')  # comment\n", "\n", "\r\n",
     "日本語の文章。\n", "Überraschend schön: Ähre\n", "1234567890 3.14159 0x7f\n", "/path/to/file\n", "  \n\t\n",
-    "😀 👩‍👩‍👧 e\u0301\n", "don't we'll I'M\n", "<|endoftext|>\n", "no newline ", "²③Ⅷ\n", "\u00a0\u2003x\n", "***\n---\n",
+    "😀 👩‍👩‍👧 e\u0301\n", "don't we'll I'M\n", "<|endoftext|>\n", "no newline ",
+    "²③Ⅷ\n", "\u00a0\u2003x\n", "***\n---\n",
 ]  # fmt: skip
 
 
@@ -39,7 +41,7 @@ def test_pieces_are_the_text(lines: list[str], times: int) -> None:
     text = "".join(lines) * times
     found = list(pieces(text))
     assert "".join(found) == text
-    for piece, following in zip(found, found[1:], strict=False):
+    for piece, following in pairwise(found):
         assert len(piece) <= 16_384 + 65_536
         assert len(piece) == 65_536 or (piece[-1] == "\n" and following[0].isalnum())
 
@@ -78,11 +80,16 @@ def test_a_published_example_counts_as_published() -> None:
     talk = [
         {"role": "system", "content": help_},
         {"role": "system", "name": "example_user", "content": "New synergies will help drive top-line growth."},
-        {"role": "system", "name": "example_assistant", "content": "Things working well together will increase revenue."},
+        {
+            "role": "system",
+            "name": "example_assistant",
+            "content": "Things working well together will increase revenue.",
+        },
         {
             "role": "system",
             "name": "example_user",
-            "content": "Let's circle back when we have more bandwidth to touch base on opportunities for increased leverage.",
+            "content": "Let's circle back when we have more bandwidth to touch base on opportunities for increased "
+            "leverage.",
         },
         {
             "role": "system",
@@ -144,7 +151,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": WO
             {"content": None, "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": WORDS}}]},
             id="a custom tool's input",
         ),
-        pytest.param({"content": None, "function_call": {"name": "f", "arguments": WORDS}}, id="a legacy function call"),
+        pytest.param(
+            {"content": None, "function_call": {"name": "f", "arguments": WORDS}}, id="a legacy function call"
+        ),
         pytest.param({"content": "", "reasoning_details": [{"type": "reasoning.text", "text": WORDS}]}, id="details"),
         pytest.param({"content": "", "thinking_blocks": [{"type": "thinking", "thinking": WORDS}]}, id="thinking"),
         pytest.param({"content": 5, "x": WORDS}, id="what cannot be read counts as text"),
@@ -160,7 +169,9 @@ def test_everything_that_is_sent_counts(fields: dict[str, object]) -> None:
     [
         pytest.param({"type": "image_url", "image_url": {"url": "u"}}, 765, id="an image"),
         pytest.param({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, 85, id="low detail"),
-        pytest.param({"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9_999}}, 765, id="data"),
+        pytest.param(
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9_999}}, 765, id="data"
+        ),
         pytest.param({"type": "input_image", "image_url": "u"}, 765, id="a bare URL"),
         pytest.param({"type": "image"}, 765, id="another dialect"),
         pytest.param({"type": "input_audio", "input_audio": {"data": "AA"}}, 400, id="audio"),
@@ -179,6 +190,19 @@ def test_parts_have_their_price(part: dict[str, object], expected: int) -> None:
 def test_a_schema_counts_as_it_stands() -> None:
     """Its JSON as text, and a frame."""
     assert schema(b'[{"type":"function"}]', COUNT) == tokens.PER_TOOL + COUNT('[{"type":"function"}]')
+
+
+@pytest.mark.parametrize("raw", [b"[1]", b"", b'{"role":', b'{"role":"user","content":' + b"[" * 100_000])
+def test_what_is_no_message_counts_as_text(raw: bytes) -> None:
+    """All of it: nothing is ever sent uncounted."""
+    assert message(raw, COUNT) == tokens.PER_MESSAGE + COUNT(raw.decode())
+
+
+@pytest.mark.parametrize("call", [{}, {"function": None}, {"function": 5}, {"type": "unheard-of"}])
+def test_a_call_without_a_function_is_its_frame(call: dict[str, object]) -> None:
+    """Whatever stands in its place, counting never fails."""
+    bare = message(b'{"role":"assistant"}', COUNT)
+    assert message(orjson.dumps({"role": "assistant", "tool_calls": [call]}), COUNT) == bare + tokens.PER_CALL
 
 
 def test_a_call_has_a_frame() -> None:

@@ -15,11 +15,13 @@ from tests.e2e.kit import (
     HANG,
     MODEL,
     USAGE_ASKED,
+    WHOLE,
     Rig,
     Wire,
     always,
     chat_body,
     dial,
+    error_events,
     plain_request,
     rigged,
     scripted,
@@ -459,3 +461,78 @@ async def test_the_chat_route_with_another_method(rig: Rig) -> None:
     assert answer.status_code in {404, 405}
     assert rig.last.method == "GET"
     assert rig.last.query == "limit=2"
+
+
+async def test_through_a_forward_proxy() -> None:
+    """With `STRATA_UPSTREAM_PROXY` everything goes through that proxy: plain, streamed, broken off, uploads."""
+    ended = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        while True:
+            got = await wire.request()
+            assert got.target.startswith("http://model.invalid/v1/")
+            if b'"stream":true' not in got.body:
+                await wire.answer(COMPLETION)
+                continue
+            await wire.begin_stream()
+            for piece in WHOLE[:2]:
+                await wire.send_chunk(piece)
+            if b"break off" in got.body:
+                return
+            if b"hold" in got.body:
+                await wire.gone()
+                ended.set()
+                return
+            for piece in (*WHOLE[2:], b""):
+                await wire.send_chunk(piece)
+
+    async with (
+        asyncio.timeout(HANG),
+        scripted(script) as forward,
+        strata("http://model.invalid", UPSTREAM_PROXY=f"http://127.0.0.1:{forward.port}") as proxy,
+    ):
+        assert (await proxy.post(chat_body())).content == COMPLETION
+        assert (await proxy.post(b"upload", path="/v1/files")).content == COMPLETION
+        assert forward.got[-1].body == b"upload"
+        assert (await proxy.post(chat_body(stream=True))).content == b"".join(WHOLE)
+        broken = (await proxy.post(chat_body("break off", stream=True))).content
+        assert [error["code"] for error in error_events(broken)] == ["upstream_stream_interrupted"]
+        async with dial(proxy.port) as wire:
+            await wire.send(plain_request(orjson.dumps(chat_body("hold", stream=True))))
+            await wire.head()
+            await wire.chunk()
+        await ended.wait()
+        assert await proxy.settled(4) == {"ok": 2, "upstream_interrupted": 1, "client_closed": 1}
+
+
+async def test_a_forward_proxy_that_is_away() -> None:
+    """A forward proxy that refuses connections is a 502 in the OpenAI shape."""
+    async with strata("http://model.invalid", UPSTREAM_PROXY="http://127.0.0.1:9") as proxy:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            answer = await proxy.post(chat_body(), path=path)
+            assert answer.status_code == 502
+            openai_shape(answer, "upstream_unreachable")
+
+
+async def test_slow_download_is_not_held() -> None:
+    """A client that reads a download slowly pauses the upstream instead of filling the proxy."""
+    sent = 0
+
+    async def script(wire: Wire) -> None:
+        nonlocal sent
+        await wire.request()
+        await wire.begin_stream(kind="application/octet-stream")
+        while sent < 200_000_000:
+            await wire.send_chunk(b"z" * 50_000)
+            sent += 50_000
+
+    async with (
+        asyncio.timeout(HANG),
+        scripted(script) as upstream,
+        strata(upstream.url) as proxy,
+        dial(proxy.port) as wire,
+    ):
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(plain_request(b"", path="/v1/files/a/content", method="GET"))
+        await asyncio.sleep(1.5)
+        assert 0 < sent < 40_000_000

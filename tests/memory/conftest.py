@@ -86,9 +86,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def build(url: str, told: Told, ttl_seconds: int = 60) -> RedisStore:
     copy = LocalStore(max_bytes=1_000_000, ttl_seconds=ttl_seconds, clock=Clock())
-    return RedisStore(
-        url, copy=copy, ttl_seconds=ttl_seconds, on_error=told.errors.append, on_state=told.states.append
-    )
+    return RedisStore(url, copy=copy, ttl_seconds=ttl_seconds, on_error=told.errors.append, on_state=told.states.append)
 
 
 @pytest.fixture

@@ -277,7 +277,9 @@ TURNS, CONTENTS = "strata:1:{c}:turns", "strata:1:{c}:contents"
         pytest.param({b"6b:6b:zz": b""}, id="a garbage reply"),
         pytest.param({b"6b:6b:6b:6b:6b": b""}, id="too many parts"),
         pytest.param({b"\xff\xfe:\xff": b"x"}, id="no UTF-8"),
-        pytest.param({b"6b:6b": b"\x92\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\x91\x96\x01\x02\x03\x04\x05\x06"}, id="types"),
+        pytest.param(
+            {b"6b:6b": b"\x92\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\x91\x96\x01\x02\x03\x04\x05\x06"}, id="types"
+        ),
     ],
 )
 async def test_a_redis_that_lies_about_turns(
