@@ -248,7 +248,7 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
         if value
         and name.upper().startswith(PREFIX)
         and not _KUBERNETES.fullmatch(name.upper())
-        and not (name.upper() == "STRATA_PORT" and value.startswith(("tcp://", "udp://")))
+        and not (name.upper().endswith("_PORT") and value.startswith(("tcp://", "udp://")))
     }
 
 

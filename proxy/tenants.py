@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,9 +45,12 @@ class Tenants:
         )
         self._shared = settings.upstream_key.get_secret_value() if settings.upstream_key else None
         self._by_key: dict[bytes, Tenant] = {}
-        keyless = [name for name, tenant in settings.tenants.items() if tenant.upstream_key is None]
+        upstream = {
+            name: tenant.upstream_key.get_secret_value() if tenant.upstream_key else self._shared
+            for name, tenant in settings.tenants.items()
+        }
+        holders = collections.Counter(upstream.values())
         for name, tenant in settings.tenants.items():
-            own = tenant.upstream_key.get_secret_value() if tenant.upstream_key else None
             resolved = Tenant(
                 name=name,
                 owner=name,
@@ -56,9 +60,9 @@ class Tenants:
                     reserve_tokens=settings.output_reserve_tokens,
                     over_budget=settings.over_budget,
                 ),
-                upstream_key=own or self._shared,
+                upstream_key=upstream[name],
                 hides_credentials=True,
-                shares_key=own is None and len(keyless) > 1,
+                shares_key=holders[upstream[name]] > 1,
             )
             for key in tenant.keys:
                 self._by_key[_digest(key.get_secret_value())] = resolved

@@ -40,7 +40,7 @@ def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) 
     if model.largest_input is not None:
         limits.append(model.largest_input)
     if model.window is not None:
-        limits.append(model.window - (reply or reserve))
+        limits.append(model.window - (reply if reply is not None and reply > 0 else reserve))
     scale = 1.0 if model.exact else MARGIN
     bases = [*known, model.largest_input] if model.largest_input is not None else known
     return Limit(tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale))

@@ -103,7 +103,9 @@ def arrange(
     for index in range(shape.leading):
         _note(messages[index], standing)
     head = _place_library(messages, shape, library, changes, standing)
-    brought = ""
+    newest = messages[shape.newest.start] if shape.turns else None
+    taken = newest is not None and newest.role == "user" and newest.form != "none"
+    brought, left = "", "" if taken else _bring(context, standing)
     for index in range(shape.leading, len(messages)):
         message = messages[index]
         if not draft.keeps(index):
@@ -112,14 +114,13 @@ def arrange(
             _note(message, standing)
             continue
         takes = message.form != "none"
-        if takes and index == shape.newest.start:
+        if taken and index == shape.newest.start:
             brought = _bring(context, standing)
         replaced = tuple((text, runs) for text in message.texts if (runs := _replace(text, standing)))
         before = SEPARATOR.join(filter(None, [head if takes else "", brought]))
         if before or replaced:
             changes[index] = Change(before=before, replaced=replaced)
         head = "" if takes else head
-    left = "" if brought else _bring(context, standing)
     return dataclasses.replace(
         draft,
         referenced=tuple(standing.referenced),

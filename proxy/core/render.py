@@ -26,7 +26,7 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
         edits.append(Edit(request.placed[span.start].start, request.placed[span.end].start, b""))
     if draft.inserted:
         edits.append(_insert(request, draft))
-    if ask_usage:
+    if ask_usage and request.wants_usage is False:
         edits.append(_usage(request))
     return splice(request.body, edits)
 

@@ -47,14 +47,6 @@ def test_the_margin_is_what_the_inexact_limit_is_smaller_by() -> None:
     assert int(46_000 / MARGIN) == 41_818
 
 
-@pytest.mark.parametrize("reply", [-1, 0])
-def test_an_odd_reply_length_does_not_raise_the_limit(reply: int) -> None:
-    """A reply of −1 tokens, as some servers spell "no end", keeps the usual reserve free."""
-    found = limit(model=model(8_192), budget=20_000, reserve=4_096, reply=reply)
-    assert found is not None
-    assert found.tokens == 4_096
-
-
 @pytest.mark.parametrize(
     ("base", "fixed", "expected"),
     [

@@ -13,6 +13,7 @@ A, A2, B, SHORT = (
     for name, words in [("a.md", WORDS), ("a.md", WORDS + "2"), ("b.md", WORDS), ("s.md", "short")]
 )
 FILE_A = f'<file path="a.md">{WORDS}</file>'
+U1, U2, U3 = (f"<document>{words}</document>" for words in (WORDS + "1", WORDS + "2", "other " + WORDS))
 
 
 def above(*names: str) -> str:
@@ -47,6 +48,8 @@ def users(texts: Sequence[str]) -> list[dict[str, str]]:
             [A + FILE_A, above("a.md (note_context)"), above("a.md (file)")],
             id="the tag tells namesakes apart",
         ),
+        pytest.param([U3, U3], [U3, above(f'"other {WORDS[:54]}…"')], id="a block without a name, by its first words"),
+        pytest.param([U1, U2, U1, U2], [U1, U2, U1, U2], id="two without a name that begin alike stand in full"),
         pytest.param([A, f"<webSearch>{A}</webSearch>"], [A, f"<webSearch>{A}</webSearch>"], id="in a tool's output"),
         pytest.param([f"<webSearch>{A}</webSearch>", A], [f"<webSearch>{A}</webSearch>", A], id="a tool's is no item"),
     ],
@@ -157,6 +160,17 @@ def test_a_library_item_and_one_in_history_are_referred_to_as_above(talk: Callab
     chat.say({"messages": [SYSTEM, *users([f"{A}\n\nOne?"])]}, "ok")
     sent = orjson.loads(chat.say({"messages": [SYSTEM, *users(["One?", f"{B}\n\nTwo?", f"{A}\n{B}\n\nThree?"])]}))
     assert sent["messages"][-1]["content"] == f"{above('a.md', 'b.md')}\n\nThree?"
+
+
+def test_the_library_stands_in_the_first_user_message_that_can_take_it(talk: Callable[[], Any]) -> None:
+    """One without any text is passed over."""
+    chat = talk()
+    empty = [{"role": "user", "content": None}, {"role": "assistant", "content": "ok"}]
+    chat.say({"messages": [*empty, *users([f"{A}\n\nOne?"])]}, "ok")
+    sent = orjson.loads(chat.say({"messages": [*empty, *users(["One?", "Two?"])]}))["messages"]
+    assert sent[:2] == empty
+    assert sent[2]["content"].startswith("<context_library>\n")
+    assert sent[2]["content"].endswith("</context_library>\n\nOne?")
 
 
 def test_parts_get_the_library_as_a_part(talk: Callable[[], Any]) -> None:

@@ -107,6 +107,8 @@ def call(name: str, arguments: object) -> dict[str, object]:
         pytest.param(call("f", "{}"), call("g", "{}"), False, id="another function"),
         pytest.param(call("f", '{"a":1}'), call("f", '{"a":2}'), False, id="other arguments"),
         pytest.param({**call("f", "{}"), "id": "c2"}, call("f", "{}"), True, id="another id"),
+        pytest.param({"id": "c", "custom": {"name": "f", "input": "a"}}, {"id": "c"}, False, id="a custom tool's call"),
+        pytest.param({"id": "c", "type": "unheard-of"}, {"id": "c"}, True, id="a call of neither kind"),
     ],
 )
 def test_calls_are_said_too(one: object, two: object, same: bool) -> None:
