@@ -1,77 +1,102 @@
-"""Which stored turns a request of a named conversation continues: chains of digests of what was said.
+"""Which earlier requests of a named conversation a request extends, and what was forwarded for them.
 
-A turn's key is the chain of everything said before it and of its user's words, context blocks left out. What was stored
-under it counts only if the request also holds, word for word, the replies that followed. So edits, retries and side
-requests fork by themselves: where nothing matches, nothing stored is used.
+A message's place is the chain of everything said up to it: roles, words and tool calls, context blocks left out. What
+is stored under a place counts only where the request holds, word for word, the answers that followed it. So edits,
+retries and side requests fork by themselves: where nothing matches, nothing stored is used.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.turn import Shape
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One turn of a request in its chain; `replies` are the assistant's messages in it."""
-
-    key: bytes
-    replies: tuple[bytes, ...]
+Place = bytes
+Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold", "library_grew"]
+REASONS: tuple[Reason, ...] = (
+    "first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold", "library_grew",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What was forwarded for a turn: its items, and digests of each answer to it. `started` orders attempts."""
+class Frozen:
+    """A message as it was forwarded, and digests of each answer to it. `started` orders attempts at the same words."""
 
     started: float
-    items: tuple[Item, ...]
-    replies: frozenset[bytes]
+    raw: bytes
+    replies: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """A span of a lineage in which the prompt only grows at its end. `place` is where it began.
+
+    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own; `dropped` is
+    the place of the last message the limit cost; `rewritten` says whether anything forwarded is not the client's own.
+    """
+
+    place: Place
+    number: int
+    started: float
+    reason: Reason
+    leading: tuple[bytes, ...]
+    l1: bytes
+    tools: bytes
+    library: tuple[Item, ...] = ()
+    dropped: Place | None = None
+    rewritten: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
-    """What memory holds for the turns of one request, by the turn's key."""
+    """What memory holds of a conversation: epochs by where they began, and messages by epoch and place."""
 
-    turns: Mapping[bytes, tuple[Stored, ...]]
-
-
-NOTHING = Recalled(turns={})
-
-
-def chain(messages: Sequence[Message], shape: Shape) -> tuple[Link, ...]:
-    """Return one link a turn."""
-    links, said = [], b""
-    for turn in shape.turns:
-        said = _next(said, messages[turn.start].said)
-        key, replies = said, []
-        for message in messages[turn.start + 1 : turn.end]:
-            said = _next(said, message.said)
-            if message.role == "assistant":
-                replies.append(message.said)
-        links.append(Link(key, tuple(replies)))
-    return tuple(links)
+    epochs: Mapping[Place, Epoch] = field(default_factory=dict)
+    log: Mapping[tuple[Place, Place], tuple[Frozen, ...]] = field(default_factory=dict)
+    seen_at: float | None = None
 
 
-def match(links: Sequence[Link], recalled: Recalled) -> tuple[Stored | None, ...]:
-    """Return what was stored for each turn before the newest, the latest attempt whose answers the request holds."""
-    return tuple(
-        max(
-            (
-                stored
-                for stored in recalled.turns.get(link.key, ())
-                if link.replies and stored.replies.issuperset(link.replies)
-            ),
-            key=lambda stored: stored.started,
-            default=None,
-        )
-        for link in links[:-1]
-    )
+NOTHING = Recalled()
+NO_EPOCH: Place = b""
 
 
-def _next(chain: bytes, said: bytes) -> bytes:
-    return hashlib.blake2b(chain + said, digest_size=16).digest()
+def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
+    """Return each message's place; leading system messages have none of their own."""
+    places, said = [], b""
+    for index, message in enumerate(messages):
+        if index >= shape.leading:
+            said = hashlib.blake2b(said + message.said, digest_size=16).digest()
+        places.append(said)
+    return tuple(places)
+
+
+def current(places: Sequence[Place], recalled: Recalled) -> Epoch | None:
+    """Return the epoch a request continues: the latest that began at one of its places."""
+    return next((recalled.epochs[place] for place in reversed(places) if place in recalled.epochs), None)
+
+
+def match(
+    messages: Sequence[Message], shape: Shape, places: Sequence[Place], recalled: Recalled, epoch: Place
+) -> dict[int, Frozen]:
+    """Return what was forwarded for the messages of earlier turns, by index.
+
+    Of a turn's user message, the latest attempt whose answers the request holds; of what followed it, what stands there
+    already. The newest turn is rendered from the request alone.
+    """
+    found: dict[int, Frozen] = {}
+    for turn in shape.turns[:-1]:
+        said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
+        log = recalled.log.get((epoch, places[turn.start]), ())
+        answered = [frozen for frozen in log if said and frozen.replies >= said]
+        if not answered:
+            continue
+        found[turn.start] = max(answered, key=lambda frozen: frozen.started)
+        for index in range(turn.start + 1, turn.end):
+            if followed := recalled.log.get((epoch, places[index])):
+                found[index] = min(followed, key=lambda frozen: frozen.started)
+    return found
