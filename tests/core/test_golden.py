@@ -15,7 +15,7 @@ import pytest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/in.json"))
-DIGESTS = dict(reversed(line.split()) for line in (GOLDEN / "sha256.txt").read_text().splitlines())
+DIGESTS = {line.split()[1]: line.split()[0] for line in (GOLDEN / "sha256.txt").read_text().splitlines()}
 RULES = """
 worked-example-turn-1 worked-example-turn-2 worked-example-turn-3 parts cache-control changed-item web-item
 explicit-context budget-cut stream-options odd-spellings fork repeats agent-cut

@@ -106,7 +106,7 @@ def weigh(body: dict[str, Any], make: Make, scale: TokenScale) -> dict[str, tupl
 
 def test_each_layer_holds_its_own(make: Make, scale: TokenScale) -> None:
     """Changing one layer moves its digest and no other's."""
-    base = {"messages": [SYSTEM, user("a"), OK, user(note("a.md") + "\n\nWhy?")], "tools": TOOLS}
+    base: dict[str, Any] = {"messages": [SYSTEM, user("a"), OK, user(note("a.md") + "\n\nWhy?")], "tools": TOOLS}
     changes = {
         "tools": {**base, "tools": [*TOOLS, *TOOLS]},
         "L1": {**base, "messages": [{"role": "system", "content": "Help!"}, *base["messages"][1:]]},

@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core import measure, plan, render, request
+from proxy.core.budget import step as step_of
 from proxy.core.items import Tags
+from proxy.core.layers import Draft
+from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request
@@ -144,7 +147,7 @@ def test_the_same_request_gives_the_same_bytes(
     analyst, scale = Analyst(Tags.of(), max_bytes=1), TokenScale("o200k_base", max_bytes=1)
     found = request.read(body, analyst.analyse, count)
     policy = plan.Policy(mode="layered", budget_tokens=budget, reserve_tokens=4_096, over_budget="forward")
-    made = plan.make(found, plan.lineage.NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale)
+    made = plan.make(found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale)
     assert render.body(found, made.draft, ask_usage=False) == forward(body, budget=budget)
 
 
@@ -265,10 +268,10 @@ def test_the_cut_holds_still_while_a_conversation_grows(
         talk.append({"role": "user", "content": f"{turn} " + "ask " * size})
         found, made = make({"model": "gpt-4o", "messages": [system, *talk]}, budget=budget, reserve_tokens=256)
         cuts.append(made.dropped_turns)
-        whole = plan.Draft(leading=1, newest=made.draft.newest, dropped=(), library=made.draft.library)
+        whole = Draft(leading=1, newest=made.draft.newest, dropped=(), library=made.draft.library)
         totals.append(measure.layers(found, whole, scale).total)
         talk.append({"role": "assistant", "content": "answer " * answers})
-    step = plan.budget.step(budget, totals[0] - size - 12)
+    step = step_of(budget, totals[0] - size - 12)
     assert cuts == sorted(cuts)
     moves = sum(one != two for one, two in pairwise(cuts))
     assert moves <= max(0, totals[-1] - (budget - 256)) // step + 2

@@ -109,7 +109,7 @@ def test_other_events_are_passed_over() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=5), min_size=1, max_size=5))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), min_size=1, max_size=5))
 def test_any_cut_of_a_text_is_the_same_answer(pieces: list[str]) -> None:
     """However the deltas cut it."""
     whole = sent_back({"role": "assistant", "content": "".join(pieces)})
