@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxy.core.conversation import Name
+from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request
-from proxy.memory.store import Turn
+from proxy.memory.store import Entry
 from proxy.observe.record import Outcome, Record
 from proxy.relay import Told
 from proxy.tenants import Tenant
@@ -28,7 +29,8 @@ class Call:
     request: Request | None = None
     name: Name | None = None
     conversation: str | None = None
-    turn: Turn | None = None
+    entry: Entry | None = None
+    recalled: Recalled = NOTHING
     plan: Plan | None = None
     layers: Layers | None = None
     referenced_tokens: int = 0
@@ -80,7 +82,9 @@ class Call:
             actions=plan.actions if plan else (),
             references=len(plan.draft.referenced) if plan else 0,
             referenced_tokens=self.referenced_tokens,
-            library_items=len(plan.draft.library.entries) if plan else 0,
+            library_items=len(plan.draft.library.items) if plan else 0,
+            epoch=plan.epoch.number if plan and plan.epoch else None,
+            began=plan.began if plan else None,
             usage=told.usage,
             usage_due=self.outcome in {"ok", "bypass"},
             output_events=told.pieces,

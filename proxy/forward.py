@@ -96,7 +96,7 @@ class Forwarder:
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,
         )
-        keep = call.turn is not None
+        keep = call.entry is not None
         if relay.readable(answer):
             choices = call.request.choices if call.request else 1
             self._streams(1)

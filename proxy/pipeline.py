@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, measure, plan
-from proxy.core.lineage import NOTHING, Recalled
+from proxy.core import conversation, history, measure, plan, turn
+from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
 from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request, read
@@ -20,7 +20,7 @@ from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
-from proxy.memory.store import Keys, Store, Tally, Turn, View
+from proxy.memory.store import Entry, Keys, Store, Tally, View
 from proxy.observe.record import Outcome, Record
 from proxy.settings import Settings
 from proxy.tenants import Tenants
@@ -118,6 +118,7 @@ class Pipeline:
         call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
         answer = await self._store.recall(call.conversation)
         call.degraded = answer.degraded
+        call.recalled = answer.recalled
         return answer.recalled
 
     # plan
@@ -127,12 +128,17 @@ class Pipeline:
 
         def work() -> Plan:
             return plan.make(
-                request, recalled, model=call.model, policy=call.tenant.policy, named=call.name is not None, scale=scale
+                request,
+                recalled,
+                model=call.model,
+                policy=call.tenant.policy,
+                named=call.name is not None,
+                scale=scale,
+                look=self._analyst.analyse,
+                now=call.at,
             )
 
-        call.unseen_bytes += sum(
-            len(item.content) for tries in recalled.turns.values() for stored in tries for item in stored.items
-        )
+        call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
         heavy = call.unseen_bytes > INLINE_BYTES
         try:
             call.plan = await asyncio.to_thread(work) if heavy else work()
@@ -150,15 +156,27 @@ class Pipeline:
     # remember, beside the upstream call
 
     def _remember(self, call: Call, request: Request) -> None:
-        """Store what is about to be forwarded for this turn: the client's next step may reach another replica."""
-        if call.plan is None or call.conversation is None or not call.plan.links or not self._settings.remember_content:
+        """Store what is about to be forwarded: the client's next step may reach another replica."""
+        plan = call.plan
+        if plan is None or call.conversation is None or not plan.places or not self._settings.remember_content:
             return
-        newest = request.messages[call.plan.draft.newest.start]
-        brought = [block.item for text in newest.texts for block in text.blocks if block.item]
-        items = (*request.hints.context, *brought)
-        if items and newest.role == "user":
-            call.turn = Turn(key=call.plan.links[-1].key, started=call.at, items=items)
-            self._background.start(self._store.remember(call.conversation, call.turn))
+        epoch = plan.epoch.place if plan.epoch else NO_EPOCH
+        newest = plan.draft.newest.start
+        entries = {
+            index: Entry(
+                epoch=epoch,
+                place=plan.places[index],
+                started=call.at,
+                raw=written.raw,
+                replies=written.replies,
+            )
+            for index, written in history.written(request, turn.shape(request.messages), plan.draft).items()
+            if plan.epoch or index == newest
+        }
+        call.entry = entries.get(newest)
+        fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
+        if fresh:
+            self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
 
     # record
 
@@ -187,8 +205,8 @@ class Pipeline:
         self._store.count(self._keys().partition(call.tenant.owner), tally)
         if call.conversation is None or call.plan is None:
             return
-        if call.turn is not None and call.told.replies:
-            self._background.start(self._store.answered(call.conversation, call.turn, call.told.replies))
+        if call.entry is not None and call.told.replies:
+            self._background.start(self._store.answered(call.conversation, call.entry, call.told.replies))
         self._background.start(self._store.seen(call.conversation, _view(call), tally))
 
     # weighing
@@ -207,13 +225,19 @@ class Pipeline:
         return self._scales[encoding]
 
 
+def _is_new(entry: Entry, recalled: Recalled) -> bool:
+    known = recalled.log.get((entry.epoch, entry.place), ())
+    return not any(frozen.raw == entry.raw and frozen.replies.issuperset(entry.replies) for frozen in known)
+
+
 def _view(call: Call) -> View:
     assert call.plan is not None
+    assert call.request is not None
     layers = call.layers.each if call.layers else ()
-    entries = call.plan.draft.library.entries
+    items = call.plan.draft.library.items
     return View(
         at=call.at,
-        turns=len(call.plan.links),
+        turns=sum(message.role == "user" for message in call.request.messages),
         layers=[[layer.name, layer.tokens, layer.sha256] for layer in layers],
-        library=[[entry.item.label, entry.item.tag, entry.item.sha256.hex()[:16]] for entry in entries],
+        library=[[item.label, item.tag, item.sha256.hex()[:16]] for item in items],
     )

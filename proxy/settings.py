@@ -88,7 +88,17 @@ class Settings(BaseSettings):
         "layered", description="`observe` forwards the client's bytes as they are and records what they did."
     )
     promotion: Literal["deferred", "eager"] = Field(
-        "deferred", description="When items enter L2. Until epochs exist `deferred` behaves as `eager`."
+        "deferred",
+        description="When items enter L2: at an epoch's end, or (`eager`) on the turn after they were attached.",
+    )
+    cached_read_price: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.10, description="What the upstream takes for a cached prompt token, as a share of an uncached one."
+    )
+    cached_write_price: Annotated[float, Field(ge=0, le=4)] = Field(
+        1.0, description="What it takes for a token it writes to its prompt cache, as a share of an uncached one."
+    )
+    prompt_cache_lifetime_seconds: Seconds = Field(
+        3600.0, description="After this long without a request the upstream's prompt cache has certainly gone cold."
     )
     budget_tokens: Tokens | None = Field(
         None, description="The most tokens one request may hold; by default the model's window."

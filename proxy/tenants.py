@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from proxy.core.epoch import Profile
 from proxy.core.plan import Policy
 from proxy.errors import UNKNOWN_KEY, StrataError
 from proxy.settings import Settings
@@ -39,6 +40,8 @@ class Tenants:
         self._settings = settings
         self._policy = Policy(
             mode=settings.mode,
+            promotion=settings.promotion,
+            profile=_profile(settings),
             budget_tokens=settings.budget_tokens,
             reserve_tokens=settings.output_reserve_tokens,
             over_budget=settings.over_budget,
@@ -56,6 +59,8 @@ class Tenants:
                 owner=name,
                 policy=Policy(
                     mode=tenant.mode or settings.mode,
+                    promotion=settings.promotion,
+                    profile=_profile(settings),
                     budget_tokens=tenant.budget_tokens or settings.budget_tokens,
                     reserve_tokens=settings.output_reserve_tokens,
                     over_budget=settings.over_budget,
@@ -97,6 +102,14 @@ class Tenants:
             hides_credentials=self._shared is not None,
             shares_key=False,
         )
+
+
+def _profile(settings: Settings) -> Profile:
+    return Profile(
+        read=settings.cached_read_price,
+        write=settings.cached_write_price,
+        lifetime_seconds=settings.prompt_cache_lifetime_seconds,
+    )
 
 
 _CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS), *_ALSO_CREDENTIAL)

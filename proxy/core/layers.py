@@ -7,7 +7,7 @@ bytes go upstream.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.items import Item
@@ -16,6 +16,7 @@ from proxy.core.message import Message, Text
 from proxy.core.turn import Shape, Span
 
 SEPARATOR = "\n\n"
+NO_LIBRARY = Library()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,32 @@ class Change:
     replaced: tuple[tuple[Text, tuple[Replacement, ...]], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A message to be arranged: the client's own, or in another form (`raw`). What is `fixed` stands as it is."""
+
+    message: Message
+    raw: bytes | None = None
+    fixed: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A prompt arranged but not rendered. `referenced` are the items of whose content a reference stands instead.
 
-    `inserted` is the text of a user message put in front, for what has no user message that could take it.
+    `forms` are the messages that are not taken from the request, before their change is made. `standing` are the items
+    that stand in front of the newest turn. `inserted` is the text of a user message put in front, for what has no user
+    message that could take it.
     """
 
     leading: int
     newest: Span
     dropped: tuple[Span, ...]
+    forms: Mapping[int, bytes] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
     library: Library
+    library_index: int | None = None
+    standing: tuple[Item, ...] = ()
     referenced: tuple[Item, ...] = ()
     context: str = ""
     inserted: str = ""
@@ -64,12 +79,14 @@ class _Standing:
     newest: dict[tuple[str, str], tuple[bytes, bool]] = field(default_factory=dict)
     tags: dict[str, set[str]] = field(default_factory=dict)
     unnamed: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
+    items: dict[tuple[str, str], Item] = field(default_factory=dict)
     referenced: list[Item] = field(default_factory=list)
 
     def place(self, item: Item, *, in_library: bool = False) -> None:
         if not item.named:
             self.unnamed.setdefault((item.tag, item.label), set()).add(item.sha256)
         self.newest[item.key] = (item.sha256, in_library)
+        self.items[item.key] = item
         self.tags.setdefault(item.label, set()).add(item.tag)
 
     def holds(self, item: Item) -> bool:
@@ -94,53 +111,71 @@ def _reference(named: Sequence[tuple[str, bool]]) -> str:
 
 
 def arrange(
-    messages: Sequence[Message], shape: Shape, *, library: Library, context: Sequence[Item], dropped: tuple[Span, ...]
+    slots: Sequence[Slot],
+    shape: Shape,
+    *,
+    library: Library = NO_LIBRARY,
+    stands: bool = False,
+    context: Sequence[Item] = (),
+    dropped: tuple[Span, ...] = (),
 ) -> Draft:
-    """Arrange a prompt: L2 behind L1, references for repeats, the request's own context before the user's words."""
+    """Arrange a prompt: L2 behind L1, references for repeats, the request's own context before the user's words.
+
+    With `stands` the library is part of fixed messages already.
+    """
     standing = _Standing()
     changes: dict[int, Change] = {}
-    draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, changes=changes, library=library)
-    for index in range(shape.leading):
-        _note(messages[index], standing)
-    head = _place_library(messages, shape, library, changes, standing)
-    newest = messages[shape.newest.start] if shape.turns else None
-    taken = newest is not None and newest.role == "user" and newest.form != "none"
+    draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, library=library)
+    for slot in slots[: shape.leading]:
+        _note(slot.message, standing)
+    for item in library.items:
+        standing.place(item, in_library=True)
+    place = max((index for index in range(shape.leading) if slots[index].message.form != "none"), default=None)
+    behind, head = _halves(library, place)
+    if behind and not stands and place is not None:
+        changes[place] = Change(behind=behind)
+    head = "" if stands else head
+    taken = _takes(slots[shape.newest.start].message) if shape.turns else False
     brought, left = "", "" if taken else _bring(context, standing)
-    for index in range(shape.leading, len(messages)):
-        message = messages[index]
+    before_newest: tuple[Item, ...] = ()
+    for index in range(shape.leading, len(slots)):
+        slot = slots[index]
+        if index == shape.newest.start:
+            before_newest = tuple(standing.items.values())
+            brought = _bring(context, standing) if taken else ""
         if not draft.keeps(index):
             continue
-        if message.role != "user":
-            _note(message, standing)
+        if slot.message.role != "user" or slot.fixed:
+            _note(slot.message, standing)
             continue
-        takes = message.form != "none"
-        if taken and index == shape.newest.start:
-            brought = _bring(context, standing)
-        replaced = tuple((text, runs) for text in message.texts if (runs := _replace(text, standing)))
-        before = SEPARATOR.join(filter(None, [head if takes else "", brought]))
+        replaced = tuple((text, runs) for text in slot.message.texts if (runs := _replace(text, standing)))
+        takes = _takes(slot.message)
+        before = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
         if before or replaced:
             changes[index] = Change(before=before, replaced=replaced)
         head = "" if takes else head
     return dataclasses.replace(
         draft,
+        forms={index: slot.raw for index, slot in enumerate(slots) if slot.raw is not None},
+        changes=changes,
+        library_index=place,
+        standing=before_newest,
         referenced=tuple(standing.referenced),
         context=brought,
         inserted=SEPARATOR.join(filter(None, [head, left])),
     )
 
 
-def _place_library(
-    messages: Sequence[Message], shape: Shape, library: Library, changes: dict[int, Change], standing: _Standing
-) -> str:
-    """Put the trusted half behind L1; return what must stand at the head of the first user message kept."""
+def _takes(message: Message) -> bool:
+    return message.role == "user" and message.form != "none"
+
+
+def _halves(library: Library, place: int | None) -> tuple[str, str]:
+    """Return what joins L1, and what stands at the head of the first user message kept."""
     trusted, untrusted = library.text(trusted=True), library.text(trusted=False)
-    for entry in library.entries:
-        standing.place(entry.item, in_library=True)
-    place = max((index for index in range(shape.leading) if messages[index].form != "none"), default=None)
-    if trusted and place is not None:
-        changes[place] = Change(behind=trusted)
-        trusted = ""
-    return SEPARATOR.join(filter(None, [trusted, untrusted]))
+    if place is None:
+        return "", SEPARATOR.join(filter(None, [trusted, untrusted]))
+    return trusted, untrusted
 
 
 def _note(message: Message, standing: _Standing) -> None:

@@ -1,16 +1,11 @@
-"""L2, the context library of a named conversation: items its client once sent and has since left out.
-
-Cumulative, in order of first appearance; a changed item is appended as a new version that names the one it supersedes,
-so that what stands never changes.
-"""
+"""L2, the context library of a named conversation, and the frames it stands in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.items import Item
-from proxy.core.lineage import Stored
 from proxy.core.message import Message
 from proxy.core.turn import Shape
 
@@ -27,59 +22,62 @@ _FRAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """An item in the library; `supersedes` when an older version of it stands before."""
-
-    item: Item
-    supersedes: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Library:
-    """The library of a lineage at the start of one turn."""
+    """Items in the order they first appeared. A later version of an item names the one it supersedes."""
 
-    entries: tuple[Entry, ...] = ()
+    items: tuple[Item, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.items)
 
     def text(self, *, trusted: bool) -> str:
         """Render one half: what may stand in the system message, or what may not. Empty where there is none."""
-        blocks = [_render(entry, trusted=trusted) for entry in self.entries if entry.item.trusted is trusted]
-        if not blocks:
-            return ""
         frame, note = _FRAMES[trusted]
-        return f"<{frame}>\n{note}\n\n" + "\n\n".join(blocks) + f"\n</{frame}>"
+        blocks, seen = [], set()
+        for item in self.items:
+            if item.trusted is trusted:
+                marked = f"Newest version of {item.label}; it supersedes the one above:\n" if item.key in seen else ""
+                blocks.append((marked + item.content).replace(f"</{frame}", f"<\\/{frame}"))
+            seen.add(item.key)
+        return f"<{frame}>\n{note}\n\n" + "\n\n".join(blocks) + f"\n</{frame}>" if blocks else ""
 
 
-def of(messages: Sequence[Message], shape: Shape, stored: Sequence[Stored | None]) -> Library:
-    """Collect what the matched turns held and this request leaves out there.
+def items(message: Message) -> tuple[Item, ...]:
+    """Return the items that stand in a message, in order."""
+    return tuple(block.item for text in message.texts for block in text.blocks if block.item)
 
-    Where a message kept carries signed reasoning, nothing in front of it may change: the library ends with what it was
-    when that reasoning was made.
+
+def left_out(messages: Sequence[Message], shape: Shape, sent: Mapping[int, Message]) -> Library:
+    """Collect, cumulatively, what earlier turns were forwarded with and this request leaves out there.
+
+    `sent` are the user messages as they were forwarded, by index. Where a message kept carries signed reasoning,
+    nothing in front of it may change: the library ends with what it was when that reasoning was made.
     """
-    entries: list[Entry] = []
+    collected: list[Item] = []
     newest: dict[tuple[str, str], bytes] = {}
-    for place, turn in enumerate(shape.turns[:-1]):
+    for turn in shape.turns[:-1]:
         if any(message.signed for message in messages[turn.start : turn.end]):
             break
-        found = stored[place]
-        sent = _items(messages[turn.start])
-        for item in found.items if found else ():
-            if not item.promotable or item.sha256 in sent or newest.get(item.key) == item.sha256:
-                continue
-            entries.append(Entry(item, supersedes=item.key in newest))
-            newest[item.key] = item.sha256
-    return Library(tuple(entries))
+        here = {item.sha256 for item in items(messages[turn.start])}
+        for item in items(sent[turn.start]) if turn.start in sent else ():
+            if item.promotable and item.sha256 not in here and newest.get(item.key) != item.sha256:
+                collected.append(item)
+                newest[item.key] = item.sha256
+    return Library(tuple(collected))
 
 
-def _items(message: Message) -> frozenset[bytes]:
-    return frozenset(block.item.sha256 for text in message.texts for block in text.blocks if block.item)
+def in_use(standing: Iterable[Item], history: Iterable[Message], arriving: Iterable[Item]) -> Library:
+    """Collect what stood and what a request still holds: newest version only, in order of first appearance.
 
-
-def _render(entry: Entry, *, trusted: bool) -> str:
-    frame, _ = _FRAMES[trusted]
-    content = entry.item.content
-    if entry.supersedes:
-        content = f"Newest version of {entry.item.label}; it supersedes the one above:\n{content}"
-    return content.replace(f"</{frame}", f"<\\/{frame}")
+    `arriving` are the newest turn's; a version that is new there stays there.
+    """
+    stood = {item.key: item.sha256 for item in standing}
+    held = {item.key: item for message in history for item in items(message)}
+    for item in arriving:
+        known = held[item.key].sha256 if item.key in held else stood.get(item.key)
+        if known == item.sha256:
+            held[item.key] = item
+        else:
+            held.pop(item.key, None)
+    order = dict.fromkeys([*stood, *held])
+    return Library(tuple(held[key] for key in order if key in held and held[key].promotable and held[key].referable))

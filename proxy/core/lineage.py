@@ -36,8 +36,9 @@ class Frozen:
 class Epoch:
     """A span of a lineage in which the prompt only grows at its end. `place` is where it began.
 
-    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own; `dropped` is
-    the place of the last message the limit cost; `rewritten` says whether anything forwarded is not the client's own.
+    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own; `dropped` are
+    the runs of messages the limit cost, by their first and last place; `rewritten` says whether anything forwarded is
+    not the client's own.
     """
 
     place: Place
@@ -48,7 +49,7 @@ class Epoch:
     l1: bytes
     tools: bytes
     library: tuple[Item, ...] = ()
-    dropped: Place | None = None
+    dropped: tuple[tuple[Place, Place], ...] = ()
     rewritten: bool = False
 
 
@@ -91,12 +92,14 @@ def match(
     found: dict[int, Frozen] = {}
     for turn in shape.turns[:-1]:
         said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
+        if not messages[turn.start].freezes:
+            continue
         log = recalled.log.get((epoch, places[turn.start]), ())
         answered = [frozen for frozen in log if said and frozen.replies >= said]
         if not answered:
             continue
         found[turn.start] = max(answered, key=lambda frozen: frozen.started)
         for index in range(turn.start + 1, turn.end):
-            if followed := recalled.log.get((epoch, places[index])):
+            if messages[index].freezes and (followed := recalled.log.get((epoch, places[index]))):
                 found[index] = min(followed, key=lambda frozen: frozen.started)
     return found

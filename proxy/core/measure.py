@@ -64,6 +64,7 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
     for index in range(len(request.placed)):
         if draft.keeps(index):
             _put_message(sums, scale, request, draft, index)
+    _put_library(sums, scale, draft)
     if draft.inserted:
         sums.put("L3", tokens.PER_MESSAGE + 1 + scale.text(draft.inserted), draft.inserted.encode())
     sums.weight["L5"] += tokens.PRIMING
@@ -79,14 +80,6 @@ class _Sums:
         self.weight[name] += amount
         self.content.setdefault(name, hashlib.sha256()).update(content)
 
-    def put_library(self, scale: Scale, text: str, *, at_most: int) -> int:
-        """Put text into L2 and return what it weighs."""
-        if not text:
-            return 0
-        amount = min(scale.text(text), at_most)
-        self.put("L2", amount, text.encode())
-        return amount
-
     def freeze(self) -> Layers:
         digests = {name: content.hexdigest()[:16] for name, content in self.content.items()}
         return Layers(tuple(Layer(name, self.weight[name], digests.get(name, "")) for name in NAMES))
@@ -95,26 +88,34 @@ class _Sums:
 def _put_message(sums: _Sums, scale: Scale, request: Request, draft: Draft, index: int) -> None:
     message, change = request.placed[index].message, draft.changes.get(index)
     raw, digest = request.raw(index), message.digest
-    if change is not None:
-        raw = render.message(raw, change)
+    if change is not None or index in draft.forms:
+        raw = render.sent(request, draft, index)
         digest = hashlib.sha256(raw).digest()
     amount = scale.message(raw, digest)
     if index < draft.leading:
-        amount -= sums.put_library(scale, change.behind, at_most=amount) if change else 0
         sums.put("L1", amount, message.digest)
     elif index == draft.newest.start and message.role == "user":
         _put_newest(sums, scale, message, change, context=draft.context, amount=amount)
     else:
-        amount -= sums.put_library(scale, change.before, at_most=amount) if change else 0
         sums.put("L4", amount, digest)
+
+
+def _put_library(sums: _Sums, scale: Scale, draft: Draft) -> None:
+    """Give L2 what its halves weigh, out of the messages they stand in."""
+    for trusted in (True, False):
+        text = draft.library.text(trusted=trusted)
+        if not text:
+            continue
+        holder: Name = "L1" if trusted and draft.library_index is not None else "L4" if sums.weight["L4"] else "L5"
+        amount = min(scale.text(text), sums.weight[holder])
+        sums.weight[holder] -= amount
+        sums.put("L2", amount, text.encode())
 
 
 def _put_newest(
     sums: _Sums, scale: Scale, message: Message, change: Change | None, *, context: str, amount: int
 ) -> None:
     """Split the newest user message: what was attached is L3, the user's own words are L5."""
-    before = change.before if change else ""
-    amount -= sums.put_library(scale, before.removesuffix(context), at_most=amount)
     attached = [context] if context else []
     replaced = {id(text): runs for text, runs in change.replaced} if change else {}
     for text in message.texts:

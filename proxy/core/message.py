@@ -34,7 +34,8 @@ class Text:
 class Message:
     """A message without its place. `texts` is kept only where blocks stand in it; `said` leaves blocks out.
 
-    `form` says whether its content can take text; `media` counts parts that weigh more than their bytes.
+    `form` says whether its content can take text; `media` counts parts that weigh more than their bytes; `marked` says
+    whether it carries the client's own prompt cache markers.
     """
 
     digest: bytes
@@ -46,7 +47,18 @@ class Message:
     calls: tuple[str, ...]
     answers: str | None
     media: int
+    marked: bool
     signed: bool
+
+    @property
+    def freezes(self) -> bool:
+        """Whether it may be replayed in the form it was forwarded in.
+
+        What people and the model said: clients keep that in forms of their own. Not tool exchanges, which come back as
+        they went; not media, whose addresses expire; not what carries markers, of which a request may hold only a few.
+        """
+        told = self.role == "user" or (self.role == "assistant" and not self.calls)
+        return told and not self.media and not self.marked
 
     @property
     def leads(self) -> bool:
@@ -102,6 +114,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         calls=tuple(call.id for call in calls),
         answers=wire.tool_call_id,
         media=media,
+        marked=b'"cache_control"' in raw or b'"prompt_cache_breakpoint"' in raw,
         signed=_signed(raw, wire),
     )
 

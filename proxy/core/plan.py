@@ -1,30 +1,31 @@
 """Request and memory → Plan: the layering, the guard, and why each thing was done. Pure.
 
-One page: `make` arranges everything, looks whether it fits, and takes away in one order until it does.
+One page: what a request extends is continued while it fits and pays, else compacted; then it is held to its limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core import budget, layers, library, lineage, measure, tokens
-from proxy.core.layers import Draft
+from proxy.core import budget, guard, history, layers, library, lineage, measure, tokens
+from proxy.core import epoch as epochs
+from proxy.core.epoch import USUAL, Profile
+from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
+from proxy.core.history import Look, Past
+from proxy.core.layers import Draft, Slot
 from proxy.core.library import Library
-from proxy.core.lineage import Link, Recalled
+from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
-from proxy.core.message import Message
 from proxy.core.models import Model
 from proxy.core.request import Request
-from proxy.core.turn import Shape, Span, exchanges, shape
+from proxy.core.turn import Shape, Span, shape
+
+__all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
 
 Mode = Literal["layered", "observe"]
-OverBudget = Literal["forward", "reject"]
-Action = Literal["turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected"]
-ACTIONS: tuple[Action, ...] = (
-    "turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected",
-)  # fmt: skip
+Promotion = Literal["deferred", "eager"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +33,29 @@ class Policy:
     """The settings a plan depends on, of one tenant; tokens."""
 
     mode: Mode
+    promotion: Promotion = "deferred"
     budget_tokens: int | None
     reserve_tokens: int
     over_budget: OverBudget
+    profile: Profile = USUAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is forwarded and why. `total` is None where the bytes alone proved that all fits."""
+    """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
+
+    `places` are those of a named conversation's messages; `epoch` is the one the request belongs to, new where `began`.
+    """
 
     draft: Draft
-    links: tuple[Link, ...]
     total: int | None
     limit: int | None
     dropped_turns: int = 0
     dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
+    places: tuple[Place, ...] = ()
+    epoch: Epoch | None = None
+    began: Reason | None = None
 
     @property
     def fits(self) -> bool:
@@ -60,97 +68,158 @@ class Plan:
         return "rejected" in self.actions
 
 
-def make(request: Request, recalled: Recalled, *, model: Model, policy: Policy, named: bool, scale: Scale) -> Plan:
-    """Plan one request. The same request, memory and settings give the same plan, in any process."""
-    messages = request.messages
-    parts = shape(messages)
-    links = lineage.chain(messages, parts) if named else ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    request: Request
+    parts: Shape
+    policy: Policy
+    limit: budget.Limit | None
+    scale: Scale
+    look: Look
+    now: float
+
+
+def make(
+    request: Request,
+    recalled: Recalled,
+    *,
+    model: Model,
+    policy: Policy,
+    named: bool,
+    scale: Scale,
+    look: Look,
+    now: float,
+) -> Plan:
+    """Plan one request. The same request, memory, settings and time give the same plan, in any process."""
+    parts = shape(request.messages)
     if policy.mode == "observe":
         draft = Draft(leading=parts.leading, newest=parts.newest, dropped=(), library=Library())
-        return Plan(draft=draft, links=links, total=None, limit=None)
-    shelf = library.of(messages, parts, lineage.match(links, recalled)) if named else Library()
-    draft = layers.arrange(messages, parts, library=shelf, context=request.hints.context, dropped=())
+        return Plan(draft=draft, total=None, limit=None)
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
+    job = _Job(request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now)
+    if not named or not parts.turns:
+        return _plan(job, _fitted(job, _own(job)))
+    if policy.promotion == "eager":
+        return _eager(job, recalled)
+    return _deferred(job, recalled)
+
+
+def _own(job: _Job, shelf: Library = layers.NO_LIBRARY) -> Arrange:
+    """Arrange the client's own messages."""
+    slots = [Slot(message) for message in job.request.messages]
+
+    def arrange(dropped: tuple[Span, ...]) -> Draft:
+        return layers.arrange(slots, job.parts, library=shelf, context=job.request.hints.context, dropped=dropped)
+
+    return arrange
+
+
+def _eager(job: _Job, recalled: Recalled) -> Plan:
+    """The seed's own rule: L2 grows as soon as it can and never loses an item; history is the client's own."""
+    messages = job.request.messages
+    places = lineage.chain(messages, job.parts)
+    found = lineage.match(messages, job.parts, places, recalled, lineage.NO_EPOCH)
+    sent = {index: job.look(frozen.raw) for index, frozen in found.items() if messages[index].role == "user"}
+    shelf = library.left_out(messages, job.parts, sent)
+    fitted = _fitted(job, _own(job, shelf))
+    if shelf and fitted.actions:
+        # What the client itself did not send goes first.
+        fitted = _fitted(job, _own(job))
+        fitted = dataclasses.replace(fitted, actions=("library_left_out", *fitted.actions))
+    return _plan(job, fitted, places=places)
+
+
+def _deferred(job: _Job, recalled: Recalled) -> Plan:
+    """The log: continue the epoch this request extends, or end it and begin another."""
+    request, parts = job.request, job.parts
+    found = history.past(request, parts, recalled)
+    if found.epoch is None:
+        fitted = _fitted(job, _own(job))
+        return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, "first"))
+    draft = history.resume(request, parts, found, job.look)
+    reason = epochs.ends(found.epoch, _state(job, found, draft, recalled.seen_at), job.policy.profile)
+    if reason is None:
+        return _plan(job, Fitted(draft=draft), places=found.places, epoch=found.epoch)
+    if reason == "l1_changed" and not found.epoch.rewritten:
+        fitted = _fitted(job, _own(job))
+    elif _signed(job):
+        fitted = _fitted(job, lambda dropped: history.resume(request, parts, found, job.look, dropped=dropped))
+    else:
+        fitted = _fitted(job, history.compact(request, parts, job.look, draft))
+    return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, reason))
+
+
+def _begin(job: _Job, found: Past, fitted: Fitted, reason: Reason) -> Epoch:
+    return history.begin(job.request, fitted.draft, found, reason=reason, now=job.now, items=fitted.draft.library.items)
+
+
+def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epochs.State:
+    """Weigh what the epoch carries. Tokens are only counted where they can decide anything."""
+    held = {item.key: item.sha256 for message in job.request.messages for item in library.items(message)}
+    held |= {item.key: item.sha256 for item in job.request.hints.context}
+    dead = sum(job.scale.text(item.content) for item in draft.standing if held.get(item.key) != item.sha256)
+    began = found.places.index(found.epoch.place) if found.epoch else 0
+    total = None if _surely_fits(job, draft) else measure.layers(job.request, draft, job.scale).total
+    live = 0
+    if dead:
+        total = total if total is not None else measure.layers(job.request, draft, job.scale).total
+        live = max(0, total - dead)
+    return epochs.State(
+        l1=found.l1,
+        tools=found.tools,
+        turns=sum(turn.start > began for turn in job.parts.turns),
+        idle_seconds=None if seen_at is None else job.now - seen_at,
+        dead_tokens=dead,
+        live_tokens=live,
+        fits=total is None or job.limit is None or total <= job.limit.tokens,
+        signed=_signed(job),
+    )
+
+
+def _signed(job: _Job) -> bool:
+    return any(message.signed for message in job.request.messages)
+
+
+def _surely_fits(job: _Job, draft: Draft) -> bool:
+    """Whether the bytes alone prove that all fits: no token is less than one byte, but for parts that are no text."""
+    request = job.request
     most = (
         len(request.body)
-        + sum(message.media for message in messages) * tokens.MOST_PER_PART
-        + sum(len(entry.item.content.encode()) + 200 for entry in shelf.entries)
+        + sum(message.media for message in request.messages) * tokens.MOST_PER_PART
+        + sum(len(raw) for raw in draft.forms.values())
+        + sum(len(item.content.encode()) + 200 for item in draft.library.items)
     )
-    if limit is None or most <= limit.tokens:
-        return Plan(draft=draft, links=links, total=None, limit=limit.tokens if limit else None)
-    total = measure.layers(request, draft, scale).total
-    if total <= limit.tokens:
-        return Plan(draft=draft, links=links, total=total, limit=limit.tokens)
-    return _fit(request, parts, draft, links=links, total=total, limit=limit, policy=policy, scale=scale)
+    return job.limit is None or most <= job.limit.tokens
 
 
-def _fit(
-    request: Request,
-    parts: Shape,
-    draft: Draft,
+def _fitted(job: _Job, arrange: Arrange) -> Fitted:
+    """Arrange, and hold against the limit where the bytes do not prove that all fits."""
+    draft = arrange(())
+    if job.limit is None or _surely_fits(job, draft):
+        return Fitted(draft=draft)
+    return guard.fit(
+        job.request, job.parts, arrange, limit=job.limit, over_budget=job.policy.over_budget, scale=job.scale
+    )
+
+
+def _plan(
+    job: _Job,
+    fitted: Fitted,
     *,
-    links: tuple[Link, ...],
-    total: int,
-    limit: budget.Limit,
-    policy: Policy,
-    scale: Scale,
+    places: tuple[Place, ...] = (),
+    epoch: Epoch | None = None,
+    began: Epoch | None = None,
 ) -> Plan:
-    """Take away what the client left out itself, then the oldest whole units of history, on the grid."""
-    messages, context = request.messages, request.hints.context
-    actions: list[Action] = []
-    if draft.library:
-        draft = layers.arrange(messages, parts, library=Library(), context=context, dropped=())
-        total = measure.layers(request, draft, scale).total
-        actions.append("library_left_out")
-    units = _units(messages, parts)
-    sizes = [sum(_bare(request, index, scale) for index in range(unit.start, unit.end)) for unit in units]
-    fixed = sum(scale.message(request.raw(index), messages[index].digest) for index in range(parts.leading))
-    step = budget.step(limit.base, fixed + _schemas(request, scale))
-    lost, gone = budget.lost(total=total, limit=limit.tokens, step=step), 0
-    while total > limit.tokens and gone < len(units):
-        gone = budget.units(sizes, lost)
-        draft = layers.arrange(messages, parts, library=Library(), context=context, dropped=units[:gone])
-        total = measure.layers(request, draft, scale).total
-        lost += step
-    turns = min(gone, max(0, len(parts.turns) - 1))
-    if turns:
-        actions.append("turns_dropped")
-    if gone > turns:
-        actions.append("exchanges_dropped")
-    if total > limit.tokens:
-        own = limit.own is not None and total > limit.own
-        actions.append("rejected" if own and policy.over_budget == "reject" else "forwarded_over_budget")
     return Plan(
-        draft=draft,
-        links=links,
-        total=total,
-        limit=limit.tokens,
-        dropped_turns=turns,
-        dropped_exchanges=gone - turns,
-        actions=tuple(actions),
+        draft=fitted.draft,
+        total=fitted.total,
+        limit=job.limit.tokens if job.limit else None,
+        dropped_turns=fitted.dropped_turns,
+        dropped_exchanges=fitted.dropped_exchanges,
+        actions=fitted.actions,
+        places=places,
+        epoch=began or epoch,
+        began=began.reason if began else None,
     )
-
-
-def _units(messages: Sequence[Message], parts: Shape) -> tuple[Span, ...]:
-    """Return what may go, oldest first: whole turns, then the newest turn's exchanges up to its last tool exchange.
-
-    Exchanges with signed reasoning stay: it is accepted back only behind what it was made from.
-    """
-    newest = exchanges(messages, parts.newest)
-    if any(message.signed for message in messages[parts.newest.start : parts.newest.end]):
-        newest = ()
-    last = max((place for place, span in enumerate(newest) if messages[span.start].calls), default=len(newest) - 1)
-    return (*parts.turns[:-1], *newest[: max(0, last)])
-
-
-def _bare(request: Request, index: int, scale: Scale) -> int:
-    """Weigh a message without its context blocks, so that the cut does not depend on what was attached."""
-    message = request.messages[index]
-    blocks = [block.item.content for text in message.texts for block in text.blocks if block.item]
-    return scale.message(request.raw(index), message.digest) - sum(scale.text(block) for block in blocks)
-
-
-def _schemas(request: Request, scale: Scale) -> int:
-    return sum(scale.schema(raw) for raw in map(request.member, ("tools", "functions", "response_format")) if raw)

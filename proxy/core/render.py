@@ -5,11 +5,14 @@ Everything outside a change is spliced from the client's own body, spelling and 
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 import orjson
 
 from proxy.core.body import Edit, add, elements, remove, splice, split
+from proxy.core.items import Block
 from proxy.core.layers import SEPARATOR, Change, Draft
-from proxy.core.message import Text
+from proxy.core.message import Message, Text
 from proxy.core.request import OWN, Request
 
 
@@ -19,9 +22,10 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
     `ask_usage` adds `"stream_options": {"include_usage": true}` on the proxy's own account.
     """
     edits = remove(request.members.values(), {OWN})
-    for index, change in draft.changes.items():
-        placed = request.placed[index]
-        edits.append(Edit(placed.start, placed.end, message(request.raw(index), change)))
+    for index in sorted({*draft.forms, *draft.changes}):
+        placed, raw = request.placed[index], sent(request, draft, index)
+        if draft.keeps(index) and raw != request.body[placed.start : placed.end]:
+            edits.append(Edit(placed.start, placed.end, raw))
     for span in draft.dropped:
         edits.append(Edit(request.placed[span.start].start, request.placed[span.end].start, b""))
     if draft.inserted:
@@ -29,6 +33,37 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
     if ask_usage and request.wants_usage is False:
         edits.append(_usage(request))
     return splice(request.body, edits)
+
+
+def sent(request: Request, draft: Draft, index: int) -> bytes:
+    """Return one message as it is forwarded."""
+    raw = draft.forms.get(index) or request.raw(index)
+    change = draft.changes.get(index)
+    return message(raw, change) if change else raw
+
+
+def bare(raw: bytes, message: Message, gone: Container[tuple[str, str]]) -> bytes:
+    """Return a user message without the blocks of some items (by key), as a client that never attached them has it.
+
+    Where nothing else was said, one line says what had been attached: an empty message is refused by some.
+    """
+    edits = []
+    for text in message.texts:
+        blocks = [block for block in text.blocks if block.item and block.item.key in gone]
+        if blocks:
+            kept = _without(text.value, blocks)
+            labels = ", ".join(block.item.label for block in blocks if block.item)
+            edits.append(Edit(text.start, text.end, orjson.dumps(kept or f"Context attached: {labels}")))
+    return splice(raw, edits)
+
+
+def _without(text: str, blocks: Sequence[Block]) -> str:
+    kept, at = "", 0
+    for block in blocks:
+        kept += text[at : block.start]
+        at = block.end + len(text[block.end :]) - len(text[block.end :].lstrip())
+    rest = text[at:]
+    return kept + rest if rest else kept.rstrip()
 
 
 def message(raw: bytes, change: Change) -> bytes:

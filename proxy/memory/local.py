@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from proxy.core.lineage import Recalled, Stored
-from proxy.memory.store import Answer, Store, Tally, Turn, View
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
+from proxy.memory.store import Answer, Entry, Store, Tally, View
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -19,7 +20,9 @@ _MOST_ATTEMPTS = 16
 @dataclass(slots=True)
 class _Conversation:
     expires: float
-    turns: dict[bytes, dict[bytes, Stored]] = field(default_factory=dict)
+    epochs: dict[Place, Epoch] = field(default_factory=dict)
+    log: dict[tuple[Place, Place], dict[bytes, Frozen]] = field(default_factory=dict)
+    seen_at: float | None = None
     view: View | None = None
     size: int = _OVERHEAD
 
@@ -46,42 +49,58 @@ class LocalStore(Store):
     def copy(self, conversation: str) -> Recalled:
         """Return what this process knows."""
         found = self._find(conversation)
-        return Recalled(turns={key: tuple(tries.values()) for key, tries in found.turns.items()} if found else {})
+        if found is None:
+            return NOTHING
+        return Recalled(
+            epochs=dict(found.epochs),
+            log={where: tuple(attempts.values()) for where, attempts in found.log.items()},
+            seen_at=found.seen_at,
+        )
 
     def replace(self, conversation: str, recalled: Recalled) -> None:
         """Take over what another store says in the place of what was known."""
-        if not recalled.turns and self._find(conversation) is None:
+        if not recalled.log and not recalled.epochs and self._find(conversation) is None:
             return
         found = self._open(conversation)
-        found.turns = {}
-        for key, attempts in recalled.turns.items():
-            for stored in attempts:
-                turn = Turn(key=key, started=stored.started, items=stored.items)
-                found.turns.setdefault(key, {})[turn.attempt] = stored
+        found.epochs = dict(recalled.epochs)
+        found.seen_at = recalled.seen_at
+        found.log = {
+            where: {hashlib.sha256(frozen.raw).digest(): frozen for frozen in attempts}
+            for where, attempts in recalled.log.items()
+        }
         self._resize(found)
 
     @override
-    async def remember(self, conversation: str, turn: Turn) -> None:
-        self.put(conversation, turn)
+    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
+        self.put(conversation, entries, epoch)
 
-    def put(self, conversation: str, turn: Turn) -> None:
+    def put(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
         """As `remember`, at once."""
         found = self._open(conversation)
-        attempts = found.turns.setdefault(turn.key, {})
-        if turn.attempt not in attempts and len(attempts) < _MOST_ATTEMPTS:
-            attempts[turn.attempt] = Stored(started=turn.started, items=turn.items, replies=frozenset())
+        if epoch is not None:
+            found.epochs.setdefault(epoch.place, epoch)
+        for entry in entries:
+            found.seen_at = entry.started
+            attempts = found.log.setdefault((entry.epoch, entry.place), {})
+            known = attempts.get(entry.attempt)
+            if known is not None:
+                attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | set(entry.replies))
+            elif len(attempts) < _MOST_ATTEMPTS:
+                frozen = Frozen(started=entry.started, raw=entry.raw, replies=frozenset(entry.replies))
+                attempts[entry.attempt] = frozen
         self._resize(found)
 
     @override
-    async def answered(self, conversation: str, turn: Turn, replies: Sequence[bytes]) -> None:
-        self.answer(conversation, turn, replies)
+    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+        self.answer(conversation, entry, replies)
 
-    def answer(self, conversation: str, turn: Turn, replies: Iterable[bytes]) -> None:
+    def answer(self, conversation: str, entry: Entry, replies: Iterable[bytes]) -> None:
         """As `answered`, at once."""
-        attempts = self._open(conversation).turns.get(turn.key, {})
-        if (stored := attempts.get(turn.attempt)) is not None:
-            attempts[turn.attempt] = dataclasses.replace(stored, replies=stored.replies | set(replies))
-        self._resize(self._open(conversation))
+        found = self._open(conversation)
+        attempts = found.log.get((entry.epoch, entry.place), {})
+        if (frozen := attempts.get(entry.attempt)) is not None:
+            attempts[entry.attempt] = dataclasses.replace(frozen, replies=frozen.replies | set(replies))
+        self._resize(found)
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
@@ -138,13 +157,12 @@ class LocalStore(Store):
         return found
 
     def _resize(self, found: _Conversation) -> None:
-        contents = {
-            item.sha256: len(item.content)
-            for tries in found.turns.values() for stored in tries.values() for item in stored.items
-        }  # fmt: skip
-        replies = sum(len(stored.replies) for tries in found.turns.values() for stored in tries.values())
+        contents = {attempt: len(frozen.raw) for tries in found.log.values() for attempt, frozen in tries.items()}
+        replies = sum(len(frozen.replies) for tries in found.log.values() for frozen in tries.values())
+        heads = sum(len(raw) for epoch in found.epochs.values() for raw in epoch.leading)
+        shelves = sum(len(item.content) for epoch in found.epochs.values() for item in epoch.library)
         view = _OVERHEAD * (1 + len(found.view.library)) if found.view else 0
-        size = _OVERHEAD * (1 + len(found.turns)) + sum(contents.values()) + 64 * replies + view
+        size = _OVERHEAD * (1 + len(found.log)) + sum(contents.values()) + 64 * replies + heads + shelves + view
         self._size += size - found.size
         found.size = size
         while self._size > self._max_bytes and self._conversations:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,22 +20,22 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Recalled, Stored
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Answer, Store, Tally, Turn, Unavailable, View
+from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
-_ROOT = "strata:1"
-_UNLINKED = ("turns", "contents", "view", "stats")
+_ROOT = "strata:2"
+_UNLINKED = ("log", "contents", "view", "stats")
 
 _RECALL = """
-local turns = redis.call('HGETALL', KEYS[1])
+local log = redis.call('HGETALL', KEYS[1])
 local missing, contents = {}, {}
-if #turns > 0 then
+if #log > 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[1])
   redis.call('EXPIRE', KEYS[2], ARGV[1])
   local known = {}
@@ -47,26 +47,33 @@ if #turns > 0 then
     end
   end
 end
-return {turns, missing, contents}
+return {log, missing, contents}
 """
-"""KEYS: turns, contents. ARGV: time to live in seconds, then the digests of contents the caller has already."""
+"""KEYS: log, contents. ARGV: time to live in seconds, then the digests of contents the caller has already."""
 
 T = TypeVar("T")
 
 
-class _Meta(msgspec.Struct, array_like=True):
+class _Item(msgspec.Struct, array_like=True):
     tag: str
     label: str
     named: bool
-    sha256: bytes
+    content: bytes
     trusted: bool
     promotable: bool
     referable: bool
 
 
-class _Attempt(msgspec.Struct, array_like=True):
+class _Epoch(msgspec.Struct, array_like=True):
+    number: int
     started: float
-    items: list[_Meta]
+    reason: Reason
+    leading: list[bytes]
+    l1: bytes
+    tools: bytes
+    library: list[_Item]
+    dropped: list[tuple[bytes, bytes]]
+    rewritten: bool
 
 
 class _View(msgspec.Struct):
@@ -101,7 +108,7 @@ class RedisStore(Store):
         self._failures = 0
         self._open = False
         self._probing: asyncio.Task[None] | None = None
-        self._pending: dict[str, list[Turn]] = {}
+        self._pending: dict[str, list[tuple[tuple[Entry, ...], Epoch | None]]] = {}
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
@@ -128,7 +135,7 @@ class RedisStore(Store):
         if self._open:
             return Answer(self._copy.copy(conversation), degraded=True)
         known = self._known(conversation)
-        keys = [_key(conversation, "turns"), _key(conversation, "contents")]
+        keys = [_key(conversation, "log"), _key(conversation, "contents")]
         arguments = [str(self._ttl_seconds), *(digest.hex() for digest in known)]
         found = await self._bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
         if found is None:
@@ -143,37 +150,40 @@ class RedisStore(Store):
         return Answer(recalled)
 
     @override
-    async def remember(self, conversation: str, turn: Turn) -> None:
-        self._copy.put(conversation, turn)
-        self._pending.setdefault(conversation, []).append(turn)
-        metas = [
-            _Meta(item.tag, item.label, item.named, item.sha256, item.trusted, item.promotable, item.referable)
-            for item in turn.items
-        ]
-        packed = msgspec.msgpack.encode(_Attempt(turn.started, metas))
-        contents = {item.sha256.hex(): item.content.encode() for item in turn.items}
+    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
+        self._copy.put(conversation, entries, epoch)
+        writing = (tuple(entries), epoch)
+        self._pending.setdefault(conversation, []).append(writing)
+        log, contents = _key(conversation, "log"), _key(conversation, "contents")
 
         def write(pipe: Any) -> None:
-            pipe.hsetnx(_key(conversation, "turns"), _field(turn), packed)
-            for digest, content in contents.items():
-                pipe.hsetnx(_key(conversation, "contents"), digest, content)
-            self._expire(pipe, conversation, "turns", "contents")
+            for entry in entries:
+                pipe.hsetnx(log, f"m:{_field(entry)}", repr(entry.started))
+                pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
+                for reply in entry.replies:
+                    pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
+                pipe.hset(log, "seen", repr(entry.started))
+            if epoch is not None:
+                pipe.hsetnx(log, f"e:{epoch.place.hex()}", _pack(epoch))
+                for raw in (*epoch.leading, *(item.content.encode() for item in epoch.library)):
+                    pipe.hsetnx(contents, hashlib.sha256(raw).hexdigest(), raw)
+            self._expire(pipe, conversation, "log", "contents")
 
         try:
             await self._write("remember", write)
         finally:
-            self._pending[conversation].remove(turn)
+            self._pending[conversation].remove(writing)
             if not self._pending[conversation]:
                 del self._pending[conversation]
 
     @override
-    async def answered(self, conversation: str, turn: Turn, replies: Sequence[bytes]) -> None:
-        self._copy.answer(conversation, turn, replies)
+    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+        self._copy.answer(conversation, entry, replies)
 
         def write(pipe: Any) -> None:
             for reply in replies:
-                pipe.hset(_key(conversation, "turns"), f"{_field(turn)}:{reply.hex()}", "")
-            self._expire(pipe, conversation, "turns")
+                pipe.hset(_key(conversation, "log"), f"r:{_field(entry)}:{reply.hex()}", "")
+            self._expire(pipe, conversation, "log")
 
         await self._write("remember", write)
 
@@ -287,12 +297,13 @@ class RedisStore(Store):
             self._on_state(False)  # noqa: FBT003 -- the state is the message
             return
 
-    def _known(self, conversation: str) -> dict[bytes, str]:
+    def _known(self, conversation: str) -> dict[bytes, bytes]:
         """Return the contents this process holds, so that Redis need not send them again."""
-        return {
-            item.sha256: item.content
-            for attempts in self._copy.copy(conversation).turns.values() for stored in attempts for item in stored.items
-        }  # fmt: skip
+        copy = self._copy.copy(conversation)
+        raws = [frozen.raw for attempts in copy.log.values() for frozen in attempts]
+        for epoch in copy.epochs.values():
+            raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
+        return {hashlib.sha256(raw).digest(): raw for raw in raws}
 
     def _expire(self, pipe: Any, conversation: str, *parts: str) -> None:
         for part in parts:
@@ -303,8 +314,22 @@ def _key(conversation: str, part: str) -> str:
     return f"{_ROOT}:{{{conversation}}}:{part}"
 
 
-def _field(turn: Turn) -> str:
-    return f"{turn.key.hex()}:{turn.attempt.hex()}"
+def _field(entry: Entry) -> str:
+    return f"{entry.epoch.hex()}:{entry.place.hex()}:{entry.attempt.hex()}"
+
+
+def _pack(epoch: Epoch) -> bytes:
+    library = [
+        _Item(item.tag, item.label, item.named, item.sha256, item.trusted, item.promotable, item.referable)
+        for item in epoch.library
+    ]
+    leading = [hashlib.sha256(raw).digest() for raw in epoch.leading]
+    return msgspec.msgpack.encode(
+        _Epoch(
+            epoch.number, epoch.started, epoch.reason, leading, epoch.l1, epoch.tools, library, list(epoch.dropped),
+            epoch.rewritten,
+        )
+    )  # fmt: skip
 
 
 def _count(pipe: Any, key: str, tally: Tally) -> None:
@@ -313,28 +338,48 @@ def _count(pipe: Any, key: str, tally: Tally) -> None:
             pipe.hincrby(key, name, amount)
 
 
-def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, str]) -> Recalled:
-    """Read a recall's answer; an item whose content is missing or is not what its digest says is left out."""
+def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Recalled:
+    """Read a recall's answer; what refers to a content that is missing or not what its digest says is left out."""
     fields, digests, contents = found
     held = dict(known)
     for digest, content in zip(digests, contents, strict=True):
         if hashlib.sha256(content).hexdigest().encode() == digest:
-            held[bytes.fromhex(digest.decode())] = content.decode()
-    attempts: dict[tuple[str, str], _Attempt] = {}
-    replies: dict[tuple[str, str], set[bytes]] = {}
+            held[bytes.fromhex(digest.decode())] = content
+    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "seen": []}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
-        key, attempt, *reply = name.decode().split(":")
-        if reply:
-            replies.setdefault((key, attempt), set()).add(bytes.fromhex(reply[0]))
-        else:
-            attempts[key, attempt] = msgspec.msgpack.decode(value, type=_Attempt)
-    turns: dict[bytes, tuple[Stored, ...]] = {}
-    for (key, attempt), read in attempts.items():
-        items = tuple(_item(meta, held[meta.sha256]) for meta in read.items if meta.sha256 in held)
-        stored = Stored(started=read.started, items=items, replies=frozenset(replies.get((key, attempt), ())))
-        raw = bytes.fromhex(key)
-        turns[raw] = (*turns.get(raw, ()), stored)
-    return Recalled(turns=turns) if turns else NOTHING
+        kind, *rest = name.decode().split(":")
+        by_kind.setdefault(kind, []).append(([bytes.fromhex(part) for part in rest], value))
+    replies: dict[tuple[bytes, ...], set[bytes]] = {}
+    for (*where, reply), _ in by_kind["r"]:
+        replies.setdefault(tuple(where), set()).add(reply)
+    log: dict[tuple[Place, Place], tuple[Frozen, ...]] = {}
+    for (epoch, place, attempt), at in by_kind["m"]:
+        if attempt in held:
+            told = frozenset(replies.get((epoch, place, attempt), ()))
+            frozen = Frozen(started=float(at), raw=held[attempt], replies=told)
+            log[epoch, place] = (*log.get((epoch, place), ()), frozen)
+    read = [_unpack(place, value, held) for (place,), value in by_kind["e"]]
+    epochs = {epoch.place: epoch for epoch in read if epoch is not None}
+    seen = next((float(value) for _, value in by_kind["seen"]), None)
+    return Recalled(epochs=epochs, log=log, seen_at=seen) if epochs or log else NOTHING
+
+
+def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch | None:
+    read = msgspec.msgpack.decode(packed, type=_Epoch)
+    if not held.keys() >= {*read.leading, *(item.content for item in read.library)}:
+        return None
+    return Epoch(
+        place=place,
+        number=read.number,
+        started=read.started,
+        reason=read.reason,
+        leading=tuple(held[digest] for digest in read.leading),
+        l1=read.l1,
+        tools=read.tools,
+        library=tuple(_item(item, held[item.content].decode()) for item in read.library),
+        dropped=tuple(read.dropped),
+        rewritten=read.rewritten,
+    )
 
 
 def _decode_view(packed: bytes, stats: dict[bytes, bytes]) -> View:
@@ -350,18 +395,24 @@ def _decode_view(packed: bytes, stats: dict[bytes, bytes]) -> View:
     )
 
 
-def _item(meta: _Meta, content: str) -> Item:
+def _item(item: _Item, content: str) -> Item:
     return Item(
-        tag=meta.tag, label=meta.label, named=meta.named, sha256=meta.sha256, content=content,
-        trusted=meta.trusted, promotable=meta.promotable, referable=meta.referable,
+        tag=item.tag, label=item.label, named=item.named, sha256=item.content, content=content,
+        trusted=item.trusted, promotable=item.promotable, referable=item.referable,
     )  # fmt: skip
 
 
-def _with_pending(recalled: Recalled, pending: Sequence[Turn]) -> Recalled:
+def _with_pending(recalled: Recalled, pending: Sequence[tuple[Sequence[Entry], Epoch | None]]) -> Recalled:
     """Add what this process has forwarded and not yet written."""
-    turns = dict(recalled.turns)
-    for turn in pending:
-        if all(stored.items != turn.items for stored in turns.get(turn.key, ())):
-            stored = Stored(started=turn.started, items=turn.items, replies=frozenset())
-            turns[turn.key] = (*turns.get(turn.key, ()), stored)
-    return Recalled(turns=turns) if pending else recalled
+    if not pending:
+        return recalled
+    log, epochs = dict(recalled.log), dict(recalled.epochs)
+    for entries, epoch in pending:
+        if epoch is not None:
+            epochs.setdefault(epoch.place, epoch)
+        for entry in entries:
+            where = entry.epoch, entry.place
+            if all(frozen.raw != entry.raw for frozen in log.get(where, ())):
+                frozen = Frozen(started=entry.started, raw=entry.raw, replies=frozenset(entry.replies))
+                log[where] = (*log.get(where, ()), frozen)
+    return Recalled(epochs=epochs, log=log, seen_at=recalled.seen_at)

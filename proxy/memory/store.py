@@ -9,25 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.core.items import Item
-from proxy.core.lineage import Recalled
+from proxy.core.lineage import Epoch, Place, Recalled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One attempt at a turn: what identifies it, and the items that were forwarded for it."""
+class Entry:
+    """A message as it is forwarded, in the log of its epoch (`NO_EPOCH` where there are none)."""
 
-    key: bytes
+    epoch: Place
+    place: Place
     started: float
-    items: tuple[Item, ...]
+    raw: bytes
+    replies: tuple[bytes, ...] = ()
 
     @property
     def attempt(self) -> bytes:
-        """Tell attempts at the same words with other context apart."""
-        digest = hashlib.blake2b(digest_size=8)
-        for item in self.items:
-            digest.update(item.sha256)
-        return digest.digest()
+        """Tell attempts at the same words with other context apart; also the digest its content is stored under."""
+        return hashlib.sha256(self.raw).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +78,15 @@ class Store(Protocol):
         ...
 
     async def recall(self, conversation: str) -> Answer:
-        """Return what was stored for a conversation's turns."""
+        """Return what was stored of a conversation."""
         ...
 
-    async def remember(self, conversation: str, turn: Turn) -> None:
-        """Store what is being forwarded for a turn; the first writer of an attempt wins."""
+    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
+        """Store what is being forwarded, and the epoch that begins with it; the first writer of each wins."""
         ...
 
-    async def answered(self, conversation: str, turn: Turn, replies: Sequence[bytes]) -> None:
-        """Store digests of the answers to an attempt."""
+    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+        """Store digests of the answers to a message."""
         ...
 
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

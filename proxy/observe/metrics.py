@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from proxy.core.lineage import REASONS
 from proxy.core.measure import NAMES
 from proxy.core.models import KNOWN, OTHER
 from proxy.core.plan import ACTIONS
@@ -35,6 +36,7 @@ DOCUMENTED = {
     "strata_references_total": "Items sent as a reference instead of their content.",
     "strata_referenced_tokens_total": "Tokens of content that references stood for.",
     "strata_guard_actions_total": "What the budget guard did.",
+    "strata_epochs_total": "Epochs of named conversations that began, by why.",
     "strata_bypass_total": "Chat requests forwarded as they came, by cause.",
     "strata_overhead_seconds": "The proxy's own time before the upstream was called.",
     "strata_time_to_first_token_seconds": "From the request to the first piece of its answer.",
@@ -73,6 +75,7 @@ class Metrics:
         self._references = counter("strata_references_total", "tenant", "model")
         self._referenced = counter("strata_referenced_tokens_total", "tenant", "model")
         self._actions = counter("strata_guard_actions_total", "tenant", "action")
+        self._epochs = counter("strata_epochs_total", "tenant", "reason")
         self._bypass = counter("strata_bypass_total", "cause")
         self._overhead = histogram("strata_overhead_seconds", _OVERHEAD)
         self._first = histogram("strata_time_to_first_token_seconds", _WAIT, "model")
@@ -95,6 +98,7 @@ class Metrics:
             (self._duration, (OUTCOMES,)),
             (self._store_errors, (STORE_OPERATIONS,)),
             (self._actions, (tenants, ACTIONS)),
+            (self._epochs, (tenants, REASONS)),
             (self._requests, (tenants, models, OUTCOMES)),
             (self._prompt, (tenants, models, NAMES)),
             (self._cached, (tenants, models, ("reported", "predicted", "as_sent"))),
@@ -120,6 +124,8 @@ class Metrics:
             bound(self._first, model).observe(record.first_token_seconds)
         if record.cause in Odd.CAUSES:
             bound(self._bypass, record.cause).inc()
+        if record.began is not None:
+            bound(self._epochs, tenant, record.began).inc()
         for action in record.actions:
             bound(self._actions, tenant, action).inc()
         if record.layers is not None and record.outcome in _FORWARDED:

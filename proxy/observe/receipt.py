@@ -30,6 +30,9 @@ def headers(
         told.append((b"x-strata-layers", shown))
     warnings = [f"bypass: {cause}"] if cause else []
     if plan is not None:
+        if plan.epoch is not None:
+            why = f"; began={plan.began}" if plan.began else ""
+            told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
         if plan.dropped_turns:
             told.append((b"x-strata-dropped-turns", str(plan.dropped_turns)))
         if plan.dropped_exchanges:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from proxy.core.guard import Action
+from proxy.core.lineage import Reason
 from proxy.core.measure import Layers
-from proxy.core.plan import Action
 from proxy.core.usage import Usage
 
 Outcome = Literal["ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error"]
@@ -41,6 +42,8 @@ class Record:
     references: int = 0
     referenced_tokens: int = 0
     library_items: int = 0
+    epoch: int | None = None
+    began: Reason | None = None
     usage: Usage | None = None
     usage_due: bool = False
     output_events: int = 0

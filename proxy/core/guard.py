@@ -1,0 +1,87 @@
+"""Fitting a prompt into its limit: what goes, in one order, until it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core import budget, measure
+from proxy.core.budget import Limit
+from proxy.core.layers import Draft
+from proxy.core.measure import Scale
+from proxy.core.message import Message
+from proxy.core.request import Request
+from proxy.core.turn import Shape, Span, exchanges
+
+OverBudget = Literal["forward", "reject"]
+Action = Literal["turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected"]
+ACTIONS: tuple[Action, ...] = (
+    "turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected",
+)  # fmt: skip
+
+Arrange = Callable[[tuple[Span, ...]], Draft]
+"""Arranges the prompt without some runs of messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A draft that has been held against its limit. `total` is None where its bytes alone proved that it fits."""
+
+    draft: Draft
+    total: int | None = None
+    dropped_turns: int = 0
+    dropped_exchanges: int = 0
+    actions: tuple[Action, ...] = ()
+
+
+def fit(
+    request: Request, parts: Shape, arrange: Arrange, *, limit: Limit, over_budget: OverBudget, scale: Scale
+) -> Fitted:
+    """Take the oldest whole units of history away, on the grid, until the prompt fits or nothing more may go."""
+    messages = request.messages
+    draft = arrange(())
+    total = measure.layers(request, draft, scale).total
+    units = _units(messages, parts)
+    sizes = [sum(_bare(request, index, scale) for index in range(unit.start, unit.end)) for unit in units]
+    fixed = sum(scale.message(request.raw(index), messages[index].digest) for index in range(parts.leading))
+    step = budget.step(limit.base, fixed + _schemas(request, scale))
+    lost, gone = budget.lost(total=total, limit=limit.tokens, step=step), 0
+    while total > limit.tokens and gone < len(units):
+        gone = budget.units(sizes, lost)
+        draft = arrange(units[:gone])
+        total = measure.layers(request, draft, scale).total
+        lost += step
+    turns = min(gone, max(0, len(parts.turns) - 1))
+    actions: list[Action] = []
+    if turns:
+        actions.append("turns_dropped")
+    if gone > turns:
+        actions.append("exchanges_dropped")
+    if total > limit.tokens:
+        own = limit.own is not None and total > limit.own
+        actions.append("rejected" if own and over_budget == "reject" else "forwarded_over_budget")
+    return Fitted(draft=draft, total=total, dropped_turns=turns, dropped_exchanges=gone - turns, actions=tuple(actions))
+
+
+def _units(messages: Sequence[Message], parts: Shape) -> tuple[Span, ...]:
+    """Return what may go, oldest first: whole turns, then the newest turn's exchanges up to its last tool exchange.
+
+    Exchanges with signed reasoning stay: it is accepted back only behind what it was made from.
+    """
+    newest = exchanges(messages, parts.newest)
+    if any(message.signed for message in messages[parts.newest.start : parts.newest.end]):
+        newest = ()
+    last = max((place for place, span in enumerate(newest) if messages[span.start].calls), default=len(newest) - 1)
+    return (*parts.turns[:-1], *newest[: max(0, last)])
+
+
+def _bare(request: Request, index: int, scale: Scale) -> int:
+    """Weigh a message without its context blocks, so that the cut does not depend on what was attached."""
+    message = request.messages[index]
+    blocks = [block.item.content for text in message.texts for block in text.blocks if block.item]
+    return scale.message(request.raw(index), message.digest) - sum(scale.text(block) for block in blocks)
+
+
+def _schemas(request: Request, scale: Scale) -> int:
+    return sum(scale.schema(raw) for raw in map(request.member, ("tools", "functions", "response_format")) if raw)

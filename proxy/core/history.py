@@ -1,0 +1,171 @@
+"""A named conversation's prompt as a log: frozen messages replayed, or compacted once at an epoch's end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.core import layers, library, lineage, render
+from proxy.core.items import Item
+from proxy.core.layers import Draft, Slot
+from proxy.core.library import Library
+from proxy.core.lineage import Epoch, Frozen, Place, Reason, Recalled
+from proxy.core.message import Message
+from proxy.core.request import Request
+from proxy.core.turn import Shape, Span
+
+Look = Callable[[bytes], Message]
+"""Analyses a raw message; whoever implements it remembers what it has analysed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What a request extends: its places, the epoch it continues, and how earlier messages were forwarded."""
+
+    places: tuple[Place, ...]
+    epoch: Epoch | None
+    frozen: Mapping[int, Frozen]
+    l1: bytes
+    tools: bytes
+
+
+def past(request: Request, parts: Shape, recalled: Recalled) -> Past:
+    """Find what a request extends."""
+    messages = request.messages
+    places = lineage.chain(messages, parts)
+    epoch = lineage.current(places[parts.leading :], recalled)
+    frozen = lineage.match(messages, parts, places, recalled, epoch.place) if epoch else {}
+    return Past(
+        places=places,
+        epoch=epoch,
+        frozen=frozen,
+        l1=_digest(messages[index].digest for index in range(parts.leading)),
+        tools=_digest(request.member(key) for key in ("tools", "functions")),
+    )
+
+
+def resume(
+    request: Request, parts: Shape, found: Past, look: Look, *, dropped: tuple[Span, ...] | None = None
+) -> Draft:
+    """Arrange the request as its epoch has it: what was forwarded stands, what is new comes at the end.
+
+    Context the client sends in an older turn and that stands nowhere is brought by the newest turn.
+    """
+    epoch = found.epoch
+    assert epoch is not None
+    slots = [Slot(message) for message in request.messages]
+    if found.l1 == epoch.l1 and len(epoch.leading) == parts.leading:
+        for index, raw in enumerate(epoch.leading):
+            slots[index] = Slot(look(raw), raw, fixed=True)
+    for index, frozen in found.frozen.items():
+        slots[index] = Slot(look(frozen.raw), frozen.raw, fixed=True)
+    dropped = _spans(epoch, found.places) if dropped is None else dropped
+    late = _late(request.messages, parts, slots, epoch, dropped)
+    return layers.arrange(
+        slots,
+        parts,
+        library=Library(epoch.library),
+        stands=True,
+        context=(*late, *request.hints.context),
+        dropped=dropped,
+    )
+
+
+def compact(request: Request, parts: Shape, look: Look, before: Draft) -> Callable[[tuple[Span, ...]], Draft]:
+    """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns."""
+    messages, context = request.messages, request.hints.context
+    history = [index for index in range(parts.leading, parts.newest.start) if messages[index].role == "user"]
+    gone = {
+        item.key for index in history for item in library.items(messages[index]) if item.promotable and item.referable
+    }
+    slots = [Slot(message) for message in messages]
+    for index in history:
+        if any(item.key in gone for item in library.items(messages[index])):
+            raw = render.bare(request.raw(index), messages[index], gone)
+            slots[index] = Slot(look(raw), raw)
+
+    def arrange(dropped: tuple[Span, ...]) -> Draft:
+        kept = [messages[index] for index in history if not any(span.start <= index < span.end for span in dropped)]
+        shelf = library.in_use(before.standing, kept, [*context, *_attached(messages, parts)])
+        return layers.arrange(slots, parts, library=shelf, context=context, dropped=dropped)
+
+    return arrange
+
+
+def _attached(messages: Sequence[Message], parts: Shape) -> list[Item]:
+    return [item for message in messages[parts.newest.start :] for item in library.items(message)]
+
+
+def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: float, items: tuple[Item, ...]) -> Epoch:
+    """Return the epoch that begins with this request, to be stored beside what is forwarded."""
+    leading = tuple(render.sent(request, draft, index) for index in range(draft.leading))
+    changed = any(
+        draft.keeps(index) and render.sent(request, draft, index) != request.raw(index)
+        for index in {*draft.forms, *draft.changes}
+    )
+    return Epoch(
+        place=found.places[-1] if found.places else lineage.NO_EPOCH,
+        number=found.epoch.number + 1 if found.epoch else 0,
+        started=now,
+        reason=reason,
+        leading=leading,
+        l1=found.l1,
+        tools=found.tools,
+        library=items,
+        dropped=tuple((found.places[span.start], found.places[span.end - 1]) for span in draft.dropped),
+        rewritten=changed or bool(draft.dropped),
+    )
+
+
+def _spans(epoch: Epoch, places: Sequence[Place]) -> tuple[Span, ...]:
+    at = {place: index for index, place in enumerate(places)}
+    return tuple(Span(at[first], at[last] + 1) for first, last in epoch.dropped if first in at and last in at)
+
+
+def _late(
+    messages: Sequence[Message], parts: Shape, slots: Sequence[Slot], epoch: Epoch, dropped: Sequence[Span]
+) -> tuple[Item, ...]:
+    """Find context the client sends in older turns that is nowhere in what was forwarded, nor in the newest turn.
+
+    Of each item only the newest version it sends there: older ones have been superseded.
+    """
+    stands = {item.sha256 for item in (*epoch.library, *_attached(messages, parts))}
+    for slot in slots[: parts.newest.start]:
+        stands |= {item.sha256 for item in library.items(slot.message)}
+    newest: dict[tuple[str, str], tuple[Item, bool]] = {}
+    for index in range(parts.leading, parts.newest.start):
+        out = any(span.start <= index < span.end for span in dropped)
+        for item in library.items(messages[index]):
+            newest[item.key] = (item, slots[index].fixed and not out)
+    return tuple(item for item, replaced in newest.values() if replaced and item.sha256 not in stands)
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
+    """Return what is frozen of what is forwarded, by index, an earlier turn's with the answers that follow it here."""
+    messages = request.messages
+    frozen: dict[int, Written] = {}
+    for turn in parts.turns:
+        newest = turn.start == parts.newest.start
+        said = () if newest else tuple(
+            messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"
+        )  # fmt: skip
+        for index in range(turn.start, turn.end):
+            if draft.keeps(index) and messages[index].freezes:
+                frozen[index] = Written(render.sent(request, draft, index), said if index == turn.start else ())
+    return frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A message as forwarded, and the answers known to have followed it."""
+
+    raw: bytes
+    replies: tuple[bytes, ...]
