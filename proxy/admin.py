@@ -10,12 +10,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from proxy.downstream import JSON, error_body
-from proxy.errors import NOT_FOUND, UNKNOWN_KEY, Fault, StrataError
+from proxy.errors import NO_MEMORY, NOT_FOUND, UNKNOWN_KEY, Fault, StrataError
 from proxy.memory.store import Keys, Store, Unavailable
 from proxy.observe.metrics import Metrics
 from proxy.tenants import Tenants
-
-_UNAVAILABLE = Fault(status=503, type="server_error", code="memory_unavailable")
 
 
 class Admin:
@@ -63,7 +61,7 @@ class Admin:
             try:
                 known = await self._store.forget(digest)
             except Unavailable as error:
-                return _error(_UNAVAILABLE, str(error))
+                return _error(NO_MEMORY, str(error))
             return _json({"id": name, "object": "conversation.deleted", "deleted": True}) if known else _missing(name)
         view = await self._store.view(digest)
         if view is None:

@@ -50,7 +50,7 @@ class Services:
                 first_byte=settings.first_byte_timeout_seconds,
                 idle=settings.idle_timeout_seconds,
             ),
-            egress_proxy=settings.upstream_proxy,
+            egress_proxy=settings.upstream_proxy.get_secret_value() if settings.upstream_proxy else None,
         )
         self._given = settings.secret.get_secret_value().encode() if settings.secret else None
         self._keys = Keys(self._given or secrets.token_bytes(32))

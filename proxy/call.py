@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from proxy.core.conversation import Name
@@ -40,6 +41,7 @@ class Call:
     outcome: Outcome = "error"
     status: int = 0
     forwarded: float | None = None
+    measuring: asyncio.Future[None] | None = None
     exchange: Exchange = field(default_factory=Exchange)
     told: Told = field(default_factory=Told)
 

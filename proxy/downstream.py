@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import zlib
 from collections.abc import AsyncIterator, Callable
 
@@ -12,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.errors import BAD_ENCODING, BAD_VALUE, TOO_LARGE, Fault, StrataError
 
-_GZIP_OR_ZLIB = 47
-_RAW_DEFLATE = -15
+_MOST_FRAMES = 16
+_INLINE_BYTES = 65_536
 
 
 class ClientGone(Exception):
@@ -45,7 +47,10 @@ class Downstream:
             size += len(piece)
             if size > limit:
                 raise _too_large(limit)
-        return decode(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.headers.get("content-encoding"), limit)
+        raw, encoding = pieces[0] if len(pieces) == 1 else b"".join(pieces), self.headers.get("content-encoding")
+        if encoding and len(raw) > _INLINE_BYTES:
+            return await asyncio.to_thread(decode, raw, encoding, limit)
+        return decode(raw, encoding, limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Read the body as it comes. Raises ClientGone."""
@@ -105,7 +110,7 @@ def decode(body: bytes, encoding: str | None, limit: int) -> bytes:
     """Undo a request's content-encoding; never makes more than `limit` bytes."""
     name = (encoding or "identity").strip().lower()
     decoders: dict[str, Callable[[bytes, int], bytes]] = {
-        "gzip": _inflate, "x-gzip": _inflate, "deflate": _inflate, "zstd": _unpack,
+        "gzip": _gunzip, "x-gzip": _gunzip, "deflate": _inflate, "zstd": _unpack,
     }  # fmt: skip
     if name in {"identity", ""}:
         return body
@@ -113,30 +118,32 @@ def decode(body: bytes, encoding: str | None, limit: int) -> bytes:
         raise StrataError(BAD_ENCODING, f"content-encoding {name!r} is not one of gzip, deflate, zstd", param=None)
     try:
         decoded = decoders[name](body, limit + 1)
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+    except (zlib.error, zstandard.ZstdError, EOFError, OSError) as error:
         raise StrataError(BAD_VALUE, f"The request body is not valid {name}: {error}") from error
     if len(decoded) > limit:
         raise _too_large(limit)
     return decoded
 
 
+def _gunzip(body: bytes, limit: int) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(body)) as reader:
+        return reader.read(limit)
+
+
 def _inflate(body: bytes, limit: int) -> bytes:
-    try:
-        return _members(body, limit, _GZIP_OR_ZLIB)
-    except zlib.error:
-        return _members(body, limit, _RAW_DEFLATE)
-
-
-def _members(body: bytes, limit: int, kind: int) -> bytes:
-    """Decode one member after another; gzip allows several (RFC 1952, section 2.2)."""
-    decoded = b""
-    while body and len(decoded) < limit:
+    """`deflate` is zlib's format (RFC 9110, section 8.4.1.2); some send the bare stream."""
+    for kind in (zlib.MAX_WBITS, -zlib.MAX_WBITS):
         stream = zlib.decompressobj(kind)
-        decoded += stream.decompress(body, limit - len(decoded))
+        try:
+            decoded = stream.decompress(body, limit)
+        except zlib.error:
+            if kind < 0:
+                raise
+            continue
         if not stream.eof and len(decoded) < limit:
             raise EOFError("it is cut short")
-        body = stream.unused_data
-    return decoded
+        return decoded
+    raise AssertionError
 
 
 def _unpack(body: bytes, limit: int) -> bytes:
@@ -153,12 +160,15 @@ def _unpack(body: bytes, limit: int) -> bytes:
 
 def _check_whole(decoder: zstandard.ZstdDecompressor, body: bytes) -> None:
     """The reader ends without a word where a frame is cut short; what has been read says that decoding fits."""
-    while body:
+    for _ in range(_MOST_FRAMES):
         frame = decoder.decompressobj()
         frame.decompress(body)
         if not frame.eof:
             raise EOFError("it is cut short")
         body = frame.unused_data
+        if not body:
+            return
+    raise EOFError(f"it holds more than {_MOST_FRAMES} frames")
 
 
 def _too_large(limit: int) -> StrataError:

@@ -1,6 +1,6 @@
 """What can go wrong, and whose fault it is.
 
-Core raises these with the offending field and value; only `app.py` turns one into an HTTP answer.
+Core raises these with the offending field and value; `Downstream.refuse` turns one into an HTTP answer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ BROKEN = Fault(status=502, type="upstream_error", code="upstream_protocol_error"
 TIMED_OUT = Fault(status=504, type="upstream_error", code="upstream_timeout")
 INTERRUPTED = Fault(status=502, type="upstream_error", code="upstream_stream_interrupted")
 SHUTTING_DOWN = Fault(status=503, type="server_error", code="proxy_shutting_down")
+NO_MEMORY = Fault(status=503, type="server_error", code="memory_unavailable")
 INTERNAL = Fault(status=500, type="server_error", code="internal_error")
 
 FAULTS = (
     BAD_JSON, BAD_VALUE, BAD_ENCODING, TOO_LONG, TOO_LARGE, UNKNOWN_KEY, NOT_ALLOWED, NOT_FOUND, NO_WEBSOCKET,
-    UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED, SHUTTING_DOWN, INTERNAL,
+    UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED, SHUTTING_DOWN, NO_MEMORY, INTERNAL,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 
@@ -19,11 +20,13 @@ from proxy.upstream.target import normal
 
 _DROPPED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect"})
 _REFUSALS = frozenset({400, 422})
+_PATIENCE_SECONDS = 0.05
+_LONG_BYTES = 65_536
 _OPTIONS = (b"stream_options", b"include_usage")
 
 
 class Forwarder:
-    """`measure` weighs the layers of a call while the upstream works; `streams` is told of each that begins or ends."""
+    """`measure` weighs a call's layers; `streams` is told of each that begins or ends; `heard` of whole answers."""
 
     def __init__(
         self,
@@ -31,11 +34,13 @@ class Forwarder:
         *,
         measure: Callable[[Call], None],
         streams: Callable[[int], None],
+        heard: Callable[[Call, tuple[bytes, ...]], None],
         inline_bytes: int,
     ) -> None:
         self._client = client
         self._measure = measure
         self._streams = streams
+        self._heard = heard
         self._inline_bytes = inline_bytes
 
     async def forward(self, call: Call, client: Downstream, raw: bytes) -> None:
@@ -44,32 +49,38 @@ class Forwarder:
         try:
             answer, asked = await self._send(call, client, raw)
             try:
-                if call.layers is None:
-                    self._measure(call)
                 await self._relay(call, client, answer, asked=asked)
             finally:
                 await answer.close()
         finally:
             watching.cancel()
+            if call.measuring is not None:
+                await call.measuring
 
     async def _send(self, call: Call, client: Downstream, raw: bytes) -> tuple[Answer, bool]:
         """Send once; a second time only where the upstream refused what the proxy had asked on its own account."""
         request = call.request
         asks = request is not None and request.stream and request.wants_usage is False
-        ask = asks and not self._client.refuses_stream_options
-        sending = self._once(call, client, _render(call, raw, ask_usage=ask))
+        model = request.model if request else ""
+        ask = asks and not self._client.refuses_options(model)
+        body = await _render(call, raw, ask_usage=ask)
         call.forwarded = time.monotonic()
-        if call.unseen_bytes > self._inline_bytes:
-            answer, _ = await asyncio.gather(sending, asyncio.to_thread(self._measure, call))
-        else:
-            asyncio.get_running_loop().call_soon(self._measure, call)
-            answer = await sending
+        call.measuring = self._measured(call)
+        answer = await self._once(call, client, body)
         if ask and answer.status in _REFUSALS and _names_options(await answer.peek()):
             await answer.close()
-            answer = await self._once(call, client, _render(call, raw, ask_usage=False))
-            self._client.refuses_stream_options = answer.status not in _REFUSALS
+            answer = await self._once(call, client, await _render(call, raw, ask_usage=False))
+            if answer.status not in _REFUSALS:
+                self._client.remember_refusal(model)
             return answer, False
         return answer, ask
+
+    def _measured(self, call: Call) -> asyncio.Future[None] | None:
+        """Weigh the layers while the upstream works: little in this loop, much in a thread."""
+        if call.unseen_bytes > self._inline_bytes:
+            return asyncio.ensure_future(asyncio.to_thread(self._measure, call))
+        asyncio.get_running_loop().call_soon(self._measure, call)
+        return None
 
     async def _once(self, call: Call, client: Downstream, body: bytes) -> Answer:
         tenant, scope = call.tenant, client.scope
@@ -87,6 +98,11 @@ class Forwarder:
         )
 
     async def _relay(self, call: Call, client: Downstream, answer: Answer, *, asked: bool) -> None:
+        if call.measuring is not None:
+            # A receipt without its layers is better than an answer that waits for them.
+            await asyncio.wait({call.measuring}, timeout=_PATIENCE_SECONDS)
+        elif call.layers is None:
+            self._measure(call)
         told = receipt.headers(
             request_id=call.request_id,
             conversation=call.name.id if call.name else None,
@@ -96,28 +112,27 @@ class Forwarder:
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,
         )
-        keep = call.entry is not None
+        heard = functools.partial(self._heard, call) if call.entry is not None else None
+        passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)
         if relay.readable(answer):
             choices = call.request.choices if call.request else 1
             self._streams(1)
             try:
-                await relay.stream(
-                    answer, client, told, call.told,
-                    strip_usage=asked, choices=choices, keep=keep, clock=time.monotonic,
-                )  # fmt: skip
+                await relay.stream(answer, passing, told, strip_usage=asked, choices=choices)
             finally:
                 self._streams(-1)
         else:
-            await relay.body(answer, client, told, call.told, keep=keep, clock=time.monotonic)
+            await relay.body(answer, passing, told)
         call.conclude(answer.status)
 
 
-def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
+async def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
     if call.request is not None and call.plan is not None:
         return render.body(call.request, call.plan.draft, ask_usage=ask_usage)
     if OWN.encode() not in raw and b"\\u" not in raw:
         return raw
-    return json_body.splice(raw, json_body.remove(json_body.lenient(raw), {OWN}))
+    members = await asyncio.to_thread(json_body.lenient, raw) if len(raw) > _LONG_BYTES else json_body.lenient(raw)
+    return json_body.splice(raw, json_body.remove(members, {OWN}))
 
 
 def _names_options(refusal: bytes) -> bool:

@@ -45,22 +45,43 @@ class Memo(Generic[T]):
 
 
 class Analyst:
-    """Analyses messages, each distinct one once. `unseen_bytes` counts what was new since it was last set to 0."""
+    """Analyses messages, each distinct one once."""
 
     def __init__(self, tags: Tags, *, max_bytes: int) -> None:
         self.tags = tags
         self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
-        self.unseen_bytes = 0
 
     def analyse(self, raw: bytes) -> Message:
         """Return what a raw message is. Raises Odd."""
+        return self.look(raw)[0]
+
+    def look(self, raw: bytes) -> tuple[Message, bool]:
+        """As `analyse`; and whether it was met for the first time."""
         digest = hashlib.sha256(raw).digest()
         found = self._memo.get(digest)
-        if found is None:
-            found = message.analyse(raw, tags=self.tags, count=count)
-            held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
-            self._memo.put(digest, found, 600 + 2 * held)
-            self.unseen_bytes += len(raw)
+        if found is not None:
+            return found, False
+        found = message.analyse(raw, tags=self.tags, count=count)
+        held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
+        self._memo.put(digest, found, 600 + 2 * held)
+        return found, True
+
+    def reader(self) -> Reader:
+        """Return what analyses one request's messages."""
+        return Reader(self)
+
+
+class Reader:
+    """Analyses the messages of one request; `unseen_bytes` is how much of them was met for the first time."""
+
+    def __init__(self, analyst: Analyst) -> None:
+        self._analyst = analyst
+        self.unseen_bytes = 0
+
+    def __call__(self, raw: bytes) -> Message:
+        """Return what a raw message is. Raises Odd."""
+        found, fresh = self._analyst.look(raw)
+        self.unseen_bytes += len(raw) if fresh else 0
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from proxy.settings import Settings
 from proxy.tenants import Tenants
 from proxy.upstream.client import Client, Interrupted
 
+LONG_BYTES = 262_144
+"""A longer body is read in a thread: what of it is new is not known before."""
 INLINE_BYTES = 16_384
 """More new text than this is counted in a thread, so that no other request waits for it."""
 OUTCOME_OF: dict[str, Outcome] = {"upstream_error": "upstream_error", "server_error": "error"}
@@ -52,7 +55,9 @@ class Pipeline:
     ) -> None:
         self._settings = settings
         self._tenants = tenants
-        self._forwarder = Forwarder(client, measure=self._weigh, streams=streams, inline_bytes=INLINE_BYTES)
+        self._forwarder = Forwarder(
+            client, measure=self._weigh, streams=streams, heard=self._heard, inline_bytes=INLINE_BYTES
+        )
         self._store = store
         self._keys = keys
         self._analyst = analyst
@@ -69,7 +74,7 @@ class Pipeline:
             call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
             raw = await client.body(self._settings.max_body_bytes)
             try:
-                request = self._read(call, client, raw)
+                request = await self._read(call, client, raw)
                 recalled = await self._recall(call)
                 await self._plan(call, request, recalled)
                 self._remember(call, request)
@@ -79,9 +84,8 @@ class Pipeline:
         except (ClientGone, Interrupted):
             call.outcome = "client_closed"
         except asyncio.CancelledError:
-            # uvicorn's deadline for a graceful shutdown has passed.
+            # uvicorn's deadline for a graceful shutdown has passed. The answer has been ended: no more is to be done.
             await self._shut(call, client)
-            raise
         except StrataError as error:
             await self._refuse(call, client, error)
         except Exception as error:  # noqa: BLE001 -- the outer edge: whatever it is, the client gets an answer
@@ -97,16 +101,22 @@ class Pipeline:
 
     # read
 
-    def _read(self, call: Call, client: Downstream, raw: bytes) -> Request:
+    async def _read(self, call: Call, client: Downstream, raw: bytes) -> Request:
         call.started = time.monotonic()
-        self._analyst.unseen_bytes = 0
-        request = call.request = read(raw, self._analyst.analyse, count, self._analyst.tags)
-        call.unseen_bytes = self._analyst.unseen_bytes
+        reader = self._analyst.reader()
+
+        def work() -> Request:
+            return read(raw, reader, count, self._analyst.tags)
+
+        request = call.request = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
+        call.unseen_bytes = reader.unseen_bytes
         call.model = describe(request.model)
         call.name = conversation.name(
-            request, client.headers,
-            id_headers=self._settings.conversation_headers, user_headers=self._settings.user_headers,
-        )  # fmt: skip
+            request,
+            client.headers,
+            id_headers=self._settings.conversation_headers,
+            user_headers=self._settings.user_headers,
+        )
         return request
 
     # recall
@@ -124,7 +134,7 @@ class Pipeline:
     # plan
 
     async def _plan(self, call: Call, request: Request, recalled: Recalled) -> None:
-        scale = self._scale(call.model.encoding)
+        scale = await self._scale(call.model.encoding)
 
         def work() -> Plan:
             return plan.make(
@@ -160,23 +170,16 @@ class Pipeline:
         plan = call.plan
         if plan is None or call.conversation is None or not plan.places or not self._settings.remember_content:
             return
-        epoch = plan.epoch.place if plan.epoch else NO_EPOCH
-        newest = plan.draft.newest.start
-        entries = {
-            index: Entry(
-                epoch=epoch,
-                place=plan.places[index],
-                started=call.at,
-                raw=written.raw,
-                replies=written.replies,
-            )
-            for index, written in history.written(request, turn.shape(request.messages), plan.draft).items()
-            if plan.epoch or index == newest
-        }
-        call.entry = entries.get(newest)
+        entries = log_entries(request, plan, at=call.at)
+        call.entry = entries.get(plan.draft.newest.start)
         fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
         if fresh:
             self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
+
+    def _heard(self, call: Call, replies: tuple[bytes, ...]) -> None:
+        """Store what the answer said, as soon as it is whole."""
+        if call.conversation is not None and call.entry is not None and replies:
+            self._background.start(self._store.answered(call.conversation, call.entry, replies))
 
     # record
 
@@ -205,8 +208,6 @@ class Pipeline:
         self._store.count(self._keys().partition(call.tenant.owner), tally)
         if call.conversation is None or call.plan is None:
             return
-        if call.entry is not None and call.told.replies:
-            self._background.start(self._store.answered(call.conversation, call.entry, call.told.replies))
         self._background.start(self._store.seen(call.conversation, _view(call), tally))
 
     # weighing
@@ -215,14 +216,28 @@ class Pipeline:
         """Weigh a call's layers; what is forwarded does not depend on it."""
         if call.request is None or call.plan is None or call.layers is not None:
             return
-        scale = self._scale(call.model.encoding)
-        call.layers = measure.layers(call.request, call.plan.draft, scale)
+        scale = self._scales[call.model.encoding]
+        with contextlib.suppress(LookupError, ValueError, TypeError, RecursionError):
+            call.layers = measure.layers(call.request, call.plan.draft, scale)
         call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
 
-    def _scale(self, encoding: Encoding) -> TokenScale:
+    async def _scale(self, encoding: Encoding) -> TokenScale:
+        """Return the scale of a tokenizer; its data is loaded when it is first asked for."""
         if encoding not in self._scales:
-            self._scales[encoding] = TokenScale(encoding, max_bytes=self._memo_bytes)
+            made = await asyncio.to_thread(TokenScale, encoding, max_bytes=self._memo_bytes)
+            self._scales.setdefault(encoding, made)
         return self._scales[encoding]
+
+
+def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
+    """Return what is to be remembered of a plan, by the message's index."""
+    written = history.written(request, turn.shape(request.messages), made.draft)
+    epoch = made.epoch.place if made.epoch else NO_EPOCH
+    return {
+        index: Entry(epoch=epoch, place=made.places[index], started=at, raw=frozen.raw, replies=frozen.replies)
+        for index, frozen in written.items()
+        if made.epoch or index == made.draft.newest.start
+    }
 
 
 def _is_new(entry: Entry, recalled: Recalled) -> bool:

@@ -15,11 +15,15 @@ from proxy.errors import INTERRUPTED, SHUTTING_DOWN
 from proxy.upstream.client import Answer, Interrupted, Truncated
 from proxy.upstream.headers import Raw, downstream
 
-_MOST_KEPT = 4_194_304
+_REFUSED = 300
+_MOST_KEPT = 2_097_152
 """An answer longer than this is passed on whole, but not read for usage or replies."""
 _INFLATABLE = (b"gzip", b"deflate")
 
 Clock = Callable[[], float]
+Inflate = Callable[[bytes], bytes]
+Heard = Callable[[tuple[bytes, ...]], None]
+"""Told digests of the answers as soon as they are whole."""
 End = Literal["whole", "interrupted", "client_gone", "shutdown"]
 
 
@@ -37,34 +41,58 @@ class Told:
     kept: list[bytes] = field(default_factory=list, repr=False)
     kept_bytes: int = 0
 
+    def keep(self, data: bytes) -> None:
+        """Keep a copy to read at the end, of an answer that is not too long."""
+        self.kept_bytes += len(data)
+        if self.kept_bytes > _MOST_KEPT:
+            self.kept.clear()
+        else:
+            self.kept.append(data)
 
-async def stream(
-    answer: Answer,
-    client: Downstream,
-    receipt: Raw,
-    told: Told,
-    *,
-    strip_usage: bool,
-    choices: int,
-    keep: bool,
-    clock: Clock,
-) -> None:
+    def kept_whole(self) -> bytes:
+        """Return what was kept: all or nothing."""
+        return b"".join(self.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passing:
+    """One answer on its way: to whom, what it shows, and whether what was said is to be remembered."""
+
+    client: Downstream
+    told: Told
+    clock: Clock
+    heard: Heard | None
+
+    async def on(self, data: bytes, *, more: bool = True) -> None:
+        """Pass a piece on."""
+        if data:
+            self.told.first_at = self.told.first_at or self.clock()
+            self.told.pieces += 1
+        await self.client.send(data, more=more)
+
+    def listen(self, read: Callable[[bytes], tuple[bytes, ...]], whole: bytes) -> None:
+        """Tell the answer's words, once, before the client sees its end: its next request may come at once."""
+        if self.heard is not None and not self.told.replies:
+            self.told.replies = read(whole)
+            self.heard(self.told.replies)
+
+
+async def stream(answer: Answer, passing: Passing, receipt: Raw, *, strip_usage: bool, choices: int) -> None:
     """Pass an event stream on. One that breaks off ends in one error event in band, never in an invented finish."""
+    client, told = passing.client, passing.told
     tap = sse.Stream(strip_usage=strip_usage, choices=choices)
     inflate = _inflater(answer)
     drop = frozenset({b"content-length"}) | (frozenset({b"content-encoding"}) if inflate else frozenset())
     await client.begin(answer.status, [*_unbuffered(downstream(answer.headers, drop=drop)), *receipt])
+    told.why = "no finish reason and no [DONE]"
     try:
-        while data := await answer.read():
-            if passed := tap.feed(inflate(data) if inflate else data):
-                await _pass(passed, client, told, keep=keep, clock=clock)
-        if rest := tap.end():
-            await _pass(rest, client, told, keep=keep, clock=clock)
-        told.end, told.why = "whole", "no finish reason and no [DONE]"
+        await _pump(answer, tap, passing, inflate)
     except Truncated as error:
-        told.end, told.why = "whole", str(error)
+        told.why = str(error)
     except Interrupted:
-        told.end = "client_gone"
+        if not tap.complete:
+            return
+        # Many clients leave at `[DONE]`.
     except asyncio.CancelledError:
         # uvicorn's deadline for a graceful shutdown has passed.
         told.end = "shutdown"
@@ -73,53 +101,49 @@ async def stream(
     finally:
         told.failed = tap.error
         told.usage = parse(sse.data(tap.usage_event)) if tap.usage_event else None
-    if told.end == "whole" and not tap.complete:
-        told.end = "interrupted"
-        await client.send((b"\n\n" if tap.torn else b"") + _broken(told), more=False)
-    elif told.end == "whole":
-        told.replies = reply.of_stream(b"".join(told.kept)) if keep and told.kept_bytes < _MOST_KEPT else ()
-        await client.send(b"", more=False)
+    told.end = "whole" if tap.complete else "interrupted"
+    end = b"" if tap.complete else (b"\n\n" if tap.torn else b"") + _broken(told)
+    await client.send(end, more=False)
 
 
-async def _pass(data: bytes, client: Downstream, told: Told, *, keep: bool, clock: Clock) -> None:
-    if told.first_at is None:
-        told.first_at = clock()
-    told.pieces += 1
-    await client.send(data, more=True)
-    if keep and told.kept_bytes < _MOST_KEPT:
-        told.kept_bytes += len(data)
-        told.kept.append(data)
+async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Inflate | None) -> None:
+    ended = False
+    while not ended:
+        data = await answer.read()
+        ended = not data
+        passed = tap.end() if ended else tap.feed(inflate(data) if inflate else data)
+        if not passed:
+            continue
+        if passing.heard is not None:
+            passing.told.keep(passed)
+            if tap.complete:
+                passing.listen(reply.of_stream, passing.told.kept_whole())
+        await passing.on(passed)
 
 
-async def body(answer: Answer, client: Downstream, receipt: Raw, told: Told, *, keep: bool, clock: Clock) -> None:
+async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
     """Pass any other answer on, byte for byte with its own framing; JSON is read for its usage as well."""
+    client, told = passing.client, passing.told
     await client.begin(answer.status, [*downstream(answer.headers), *receipt])
-    is_json = answer.status < 300 and b"json" in answer.header(b"content-type")
-    kept: list[bytes] = []
-    size = 0
+    reads = answer.status < _REFUSED and b"json" in answer.header(b"content-type")
+    last = False
     try:
-        while data := await answer.read():
-            told.first_at = told.first_at or clock()
-            told.pieces += 1
-            last = answer.whole
-            await client.send(data, more=not last)
-            size += len(data)
-            if is_json and size <= _MOST_KEPT:
-                kept.append(data)
-            if last:
-                break
-        else:
-            await client.send(b"", more=False)
+        while not last:
+            data = await answer.read()
+            last = not data or answer.whole
+            if reads:
+                told.keep(data)
+            if reads and last:
+                whole = _plain(told.kept_whole(), answer.header(b"content-encoding"))
+                told.usage = parse(whole)
+                passing.listen(reply.of_answer, whole)
+            await passing.on(data, more=not last)
     except Truncated as error:
         told.end, told.why = "interrupted", str(error)
-        return
     except Interrupted:
         return
-    told.end = "whole"
-    if is_json and size <= _MOST_KEPT:
-        whole = _plain(b"".join(kept), answer.header(b"content-encoding"))
-        told.usage = parse(whole)
-        told.replies = reply.of_answer(whole) if keep else ()
+    else:
+        told.end = "whole"
 
 
 def _broken(told: Told) -> bytes:
@@ -139,7 +163,7 @@ def _unbuffered(headers: Raw) -> Raw:
     return headers
 
 
-def _inflater(answer: Answer) -> Callable[[bytes], bytes] | None:
+def _inflater(answer: Answer) -> Inflate | None:
     """An upstream that compresses an event stream unasked is decoded, so that each event leaves at once."""
     encoding = answer.header(b"content-encoding")
     if encoding not in _INFLATABLE:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -34,6 +35,29 @@ def _list(value: object) -> object:
     return value
 
 
+def _key(key: SecretStr | None) -> SecretStr | None:
+    """A key goes into a header: no blanks around it, and nothing in it that a header cannot carry."""
+    if key is None:
+        return None
+    text = key.get_secret_value().strip()
+    if not text or not all("!" <= char <= "~" for char in text):
+        raise ValueError("visible ASCII characters without blanks (is it still an example's placeholder?)")
+    return SecretStr(text)
+
+
+def _split(url: str, *schemes: str) -> SplitResult:
+    """Take a URL apart. Raises ValueError that says what it must look like."""
+    begins = " or ".join(f"{scheme}://" for scheme in schemes)
+    parts = urlsplit(url)
+    if parts.scheme not in schemes or not (parts.hostname or parts.scheme == "unix"):
+        raise ValueError(f"a URL that begins with {begins}")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"a URL whose port is a number up to 65535 ({error})") from error
+    return parts
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_list)]
 Mode = Literal["layered", "observe"]
@@ -56,7 +80,12 @@ class TenantSettings(BaseModel):
     def _some(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         if not keys:
             raise ValueError("at least one key")
-        return keys
+        return tuple(key for each in keys if (key := _key(each)) is not None)
+
+    @field_validator("upstream_key")
+    @classmethod
+    def _own(cls, key: SecretStr | None) -> SecretStr | None:
+        return _key(key)
 
 
 class Settings(BaseSettings):
@@ -72,7 +101,7 @@ class Settings(BaseSettings):
     upstream_key: SecretStr | None = Field(
         None, description="A key the proxy holds; the client's own credentials then stay here."
     )
-    upstream_proxy: str | None = Field(
+    upstream_proxy: SecretStr | None = Field(
         None, description="A forward proxy (`http://host:port`) to reach the upstream through; slower."
     )
     redis_url: SecretStr | None = Field(
@@ -144,19 +173,36 @@ class Settings(BaseSettings):
         default_factory=dict, description="Per tenant: `STRATA_TENANTS__<NAME>__KEYS`, `…__BUDGET_TOKENS` and so on."
     )
 
-    @field_validator("upstream_url", "upstream_proxy")
+    @field_validator("upstream_url")
     @classmethod
-    def _http(cls, url: str | None) -> str | None:
-        if url is not None and not re.match(r"https?://[^/\s]+", url):
-            raise ValueError("a URL that begins with http:// or https://")
+    def _base(cls, url: str) -> str:
+        parts = _split(url, "http", "https")
+        if parts.username is not None:
+            raise ValueError("a URL without a user; a key goes into STRATA_UPSTREAM_KEY")
+        if parts.query or parts.fragment:
+            raise ValueError("a URL without a query; clients' own queries are passed on")
+        if parts.path.rstrip("/").endswith("/chat/completions"):
+            raise ValueError("the base of an API, without /chat/completions")
+        return url
+
+    @field_validator("upstream_proxy")
+    @classmethod
+    def _egress(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _split(url.get_secret_value(), "http", "https")
         return url
 
     @field_validator("redis_url")
     @classmethod
     def _redis(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None and not re.match(r"(rediss?|unix)://", url.get_secret_value()):
-            raise ValueError("a URL that begins with redis://, rediss:// or unix://")
+        if url is not None:
+            _split(url.get_secret_value(), "redis", "rediss", "unix")
         return url
+
+    @field_validator("upstream_key", "admin_token")
+    @classmethod
+    def _token(cls, key: SecretStr | None) -> SecretStr | None:
+        return _key(key)
 
     @field_validator("conversation_headers", "user_headers")
     @classmethod
@@ -286,7 +332,7 @@ def _explain(problem: dict[str, object], given: Mapping[str, str]) -> str:
     assert isinstance(where, tuple)
     path = [str(part).upper() for part in where if not isinstance(part, int)]
     variable = PREFIX + "__".join(path[:3])
-    secret = path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL"))
+    secret = path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL", "PROXY"))
     value = "" if secret or variable not in given else f" is {given[variable]!r}"
     allowed = str(problem["msg"]).removeprefix("Value error, ")
     return f"{variable}{value}: {allowed[0].lower()}{allowed[1:]}"
@@ -308,6 +354,15 @@ def _shown(value: object) -> str:
 
 def _check(settings: Settings) -> None:
     """Refuse what is dangerous or contradicts itself."""
+    budgets = {f"{PREFIX}BUDGET_TOKENS": settings.budget_tokens}
+    budgets |= {f"{PREFIX}{_NESTED}{name.upper()}__BUDGET_TOKENS": tenant.budget_tokens
+                for name, tenant in settings.tenants.items()}  # fmt: skip
+    for variable, budget in budgets.items():
+        if budget is not None and budget <= settings.output_reserve_tokens:
+            raise SettingsError(
+                f"{variable} is {budget}: more than {PREFIX}OUTPUT_RESERVE_TOKENS ({settings.output_reserve_tokens}), "
+                "which is kept free for the answer"
+            )
     owners: dict[str, str] = {}
     for name, tenant in settings.tenants.items():
         for key in tenant.keys:

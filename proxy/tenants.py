@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,8 +93,10 @@ class Tenants:
                 raise StrataError(UNKNOWN_KEY, "Incorrect API key provided. It belongs to no tenant of this proxy.")
             return found
         credential = {name: headers[name] for name in _CREDENTIAL_NAMES if name in headers}
-        if "key=" in query:
-            credential["query"] = query
+        if keys := _QUERY_KEY.findall(query):
+            credential["query"] = "&".join(keys)
+        if not credential.keys() - {"cookie", *_ALSO_CREDENTIAL}:
+            credential |= {"cookie": headers["cookie"]} if "cookie" in headers else {}
         return Tenant(
             name=DEFAULT,
             owner=credential,
@@ -112,7 +115,9 @@ def _profile(settings: Settings) -> Profile:
     )
 
 
-_CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS), *_ALSO_CREDENTIAL)
+# A cookie says who somebody is only where no key does: load balancers set a new one with every answer.
+_CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS - {b"cookie"}), *_ALSO_CREDENTIAL)
+_QUERY_KEY = re.compile(r"(?:^|&)((?:key|api[-_]?key)=[^&]*)", re.IGNORECASE)
 _PROCESS = b"strata"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core import budget, measure
+from proxy.core import budget, measure, render
 from proxy.core.budget import Limit
 from proxy.core.layers import Draft
 from proxy.core.measure import Scale
@@ -38,12 +39,16 @@ class Fitted:
 def fit(
     request: Request, parts: Shape, arrange: Arrange, *, limit: Limit, over_budget: OverBudget, scale: Scale
 ) -> Fitted:
-    """Take the oldest whole units of history away, on the grid, until the prompt fits or nothing more may go."""
+    """Take the oldest whole units of history away, on the grid, until the prompt fits.
+
+    What is lost and what the units weigh is in one currency: the prompt as it would be sent whole. Where no cut makes
+    it fit the model's window nothing is cut: the upstream answers, and may know better.
+    """
     messages = request.messages
-    draft = arrange(())
-    total = measure.layers(request, draft, scale).total
+    whole = draft = arrange(())
+    uncut = total = measure.layers(request, draft, scale).total
     units = _units(messages, parts)
-    sizes = [sum(_bare(request, index, scale) for index in range(unit.start, unit.end)) for unit in units]
+    sizes = [sum(_weight(request, draft, index, scale) for index in range(unit.start, unit.end)) for unit in units]
     fixed = sum(scale.message(request.raw(index), messages[index].digest) for index in range(parts.leading))
     step = budget.step(limit.base, fixed + _schemas(request, scale))
     lost, gone = budget.lost(total=total, limit=limit.tokens, step=step), 0
@@ -52,6 +57,9 @@ def fit(
         draft = arrange(units[:gone])
         total = measure.layers(request, draft, scale).total
         lost += step
+    own = limit.own is not None and total > limit.own
+    if total > limit.tokens and not own:
+        return Fitted(draft=whole, total=uncut, actions=("forwarded_over_budget",))
     turns = min(gone, max(0, len(parts.turns) - 1))
     actions: list[Action] = []
     if turns:
@@ -59,8 +67,7 @@ def fit(
     if gone > turns:
         actions.append("exchanges_dropped")
     if total > limit.tokens:
-        own = limit.own is not None and total > limit.own
-        actions.append("rejected" if own and over_budget == "reject" else "forwarded_over_budget")
+        actions.append("rejected" if over_budget == "reject" else "forwarded_over_budget")
     return Fitted(draft=draft, total=total, dropped_turns=turns, dropped_exchanges=gone - turns, actions=tuple(actions))
 
 
@@ -76,11 +83,11 @@ def _units(messages: Sequence[Message], parts: Shape) -> tuple[Span, ...]:
     return (*parts.turns[:-1], *newest[: max(0, last)])
 
 
-def _bare(request: Request, index: int, scale: Scale) -> int:
-    """Weigh a message without its context blocks, so that the cut does not depend on what was attached."""
-    message = request.messages[index]
-    blocks = [block.item.content for text in message.texts for block in text.blocks if block.item]
-    return scale.message(request.raw(index), message.digest) - sum(scale.text(block) for block in blocks)
+def _weight(request: Request, draft: Draft, index: int, scale: Scale) -> int:
+    if index not in draft.forms and index not in draft.changes:
+        return scale.message(request.raw(index), request.messages[index].digest)
+    raw = render.sent(request, draft, index)
+    return scale.message(raw, hashlib.sha256(raw).digest())
 
 
 def _schemas(request: Request, scale: Scale) -> int:

@@ -95,13 +95,23 @@ class Block:
 
 
 def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
-    """Return the outermost blocks of a text in order. Linear in the text, whatever stands in it."""
+    """Return the outermost blocks of a text in order. Linear in the text, whatever stands in it.
+
+    A block begins where a line or another block's end is, and ends where a line or another block begins: markup in the
+    middle of somebody's code or sentence is no attachment.
+    """
     blocks: list[Block] = []
     unclosed: set[str] = set()
     at = 0
     while opened := tags.opening.search(text, at):
         tag, attributes = opened.groups()
+        if not _opens_line(text, opened.start(), at if blocks and blocks[-1].end == at else 0):
+            at = opened.end()
+            continue
         end = 0 if tag in unclosed or attributes.endswith("/") else _close(text, tag, opened.end())
+        if end and not _closes_line(text, end, tags):
+            at = end
+            continue
         if not end:
             if not attributes.endswith("/"):
                 unclosed.add(tag)
@@ -114,6 +124,17 @@ def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
         blocks.append(Block(opened.start(), end, item))
         at = end
     return tuple(blocks)
+
+
+def _opens_line(text: str, at: int, after: int) -> bool:
+    before = text[max(after, text.rfind("\n", after, at) + 1) : at]
+    return not before.strip()
+
+
+def _closes_line(text: str, end: int, tags: Tags) -> bool:
+    stop = text.find("\n", end)
+    rest = text[end : stop if stop >= 0 else len(text)].strip()
+    return not rest or bool(tags.opening.match(rest))
 
 
 def make(tag: str, content: str, name: str, count: Count, tags: Tags, *, trusted: bool) -> Item:
@@ -140,7 +161,8 @@ def _name(attributes: str, content: str) -> str:
     What its tag says of itself comes before what stands inside it.
     """
     inside: dict[str, str] = {}
-    for child, value in _CHILD.findall(content[:_HEAD]):
+    # Behind the opening tag: a block is not named by all that stands in it.
+    for child, value in _CHILD.findall(content[content.find(">") + 1 :][:_HEAD]):
         inside.setdefault(child, value.strip())
     facts = inside | {key: one or other for key, one, other in _ATTRIBUTE.findall(attributes[:_HEAD])}
     own = {key for key, _, _ in _ATTRIBUTE.findall(attributes[:_HEAD])}

@@ -145,10 +145,11 @@ def arrange(
             brought = _bring(context, standing) if taken else ""
         if not draft.keeps(index):
             continue
-        if slot.message.role != "user" or slot.fixed:
+        if slot.message.role != "user" or (slot.fixed and index != shape.newest.start):
             _note(slot.message, standing)
             continue
-        replaced = tuple((text, runs) for text in slot.message.texts if (runs := _replace(text, standing)))
+        texts = () if slot.fixed else slot.message.texts
+        replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing)))
         takes = _takes(slot.message)
         before = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
         if before or replaced:

@@ -45,7 +45,6 @@ class Message:
     said: bytes
     texts: tuple[Text, ...]
     calls: tuple[str, ...]
-    answers: str | None
     media: int
     marked: bool
     signed: bool
@@ -85,7 +84,6 @@ class _Call(msgspec.Struct):
 class _Wire(msgspec.Struct):
     role: str
     tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
     thinking_blocks: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -112,7 +110,6 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         said=said(wire.role, [_outside(text) for text in found], [_words_of_call(call) for call in calls]),
         texts=found if any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
-        answers=wire.tool_call_id,
         media=media,
         marked=b'"cache_control"' in raw or b'"prompt_cache_breakpoint"' in raw,
         signed=_signed(raw, wire),

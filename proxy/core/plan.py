@@ -58,11 +58,6 @@ class Plan:
     began: Reason | None = None
 
     @property
-    def fits(self) -> bool:
-        """Whether the limit is held."""
-        return self.total is None or self.limit is None or self.total <= self.limit
-
-    @property
     def rejected(self) -> bool:
         """Whether the tenant's budget forbids the request."""
         return "rejected" in self.actions
@@ -93,8 +88,9 @@ def make(
     """Plan one request. The same request, memory, settings and time give the same plan, in any process."""
     parts = shape(request.messages)
     if policy.mode == "observe":
-        draft = Draft(leading=parts.leading, newest=parts.newest, dropped=(), library=Library())
-        return Plan(draft=draft, total=None, limit=None)
+        # The client's own bytes; what it brings in `strata.context` is its own as well.
+        fixed = [Slot(message, fixed=True) for message in request.messages]
+        return Plan(draft=layers.arrange(fixed, parts, context=request.hints.context), total=None, limit=None)
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )

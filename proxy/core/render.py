@@ -5,6 +5,7 @@ Everything outside a change is spliced from the client's own body, spelling and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
 
 import orjson
@@ -14,6 +15,9 @@ from proxy.core.items import Block
 from proxy.core.layers import SEPARATOR, Change, Draft
 from proxy.core.message import Message, Text
 from proxy.core.request import OWN, Request
+
+_ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.")
+"""One character in more than one: a surrogate pair, a code, a short form."""
 
 
 def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
@@ -69,7 +73,7 @@ def _without(text: str, blocks: Sequence[Block]) -> str:
 def message(raw: bytes, change: Change) -> bytes:
     """Return one message with its change made."""
     content = split(raw)["content"]
-    edits = [Edit(text.start, text.end, _replaced(text, change)) for text, _ in change.replaced]
+    edits = [Edit(text.start, text.end, _replaced(raw, text, change)) for text, _ in change.replaced]
     if raw[content.value : content.value + 1] != b"[":
         raw = splice(raw, edits)
         content = split(raw)["content"]
@@ -88,13 +92,29 @@ def message(raw: bytes, change: Change) -> bytes:
     return splice(raw, edits)
 
 
-def _replaced(text: Text, change: Change) -> bytes:
+def _replaced(raw: bytes, text: Text, change: Change) -> bytes:
+    """Return the JSON string with runs replaced; outside of them its own spelling stands."""
     runs = next(runs for changed, runs in change.replaced if changed is text)
+    spelled = raw[text.start : text.end].decode()
+    edges = _offsets(spelled, [edge for run in runs for edge in (run.start, run.end)])
     pieces, at = [], 0
     for run in runs:
-        pieces += [text.value[at : run.start], run.text]
-        at = run.end
-    return orjson.dumps("".join([*pieces, text.value[at:]]))
+        pieces += [spelled[at : edges[run.start]], _quoted(run.text).decode()]
+        at = edges[run.end]
+    return "".join([*pieces, spelled[at:]]).encode()
+
+
+def _offsets(spelled: str, characters: Sequence[int]) -> dict[int, int]:
+    """Find where characters of a string stand in its JSON spelling, quote included."""
+    offsets: dict[int, int] = {}
+    done, shift = 0, 1
+    escapes = [(found.start(), found.end() - found.start()) for found in _ESCAPE.finditer(spelled)]
+    for character in sorted(set(characters)):
+        while done < len(escapes) and escapes[done][0] < character + shift:
+            shift += escapes[done][1] - 1
+            done += 1
+        offsets[character] = character + shift
+    return offsets
 
 
 def _quoted(text: str) -> bytes:

@@ -13,7 +13,7 @@ BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _LONGEST_END = 4
 _USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
 _DONE = re.compile(rb"(?:\A|[\r\n])data:\s*\[DONE\]")
 _ERROR = re.compile(rb'(?:\A|[\r\n])(?:event:\s*error\s*(?:[\r\n]|\Z)|data:\s*\{\s*"error"\s*:\s*[{"])')
 _DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data:[ ]?([^\r\n]*)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,6 +16,7 @@ from proxy.demo.run import Place, Step, Told
 from proxy.demo.scenes import scenes
 
 _ROWS = 16
+_WIDE = 120
 _LAYERS = ("L1", "L2", "L3", "L4", "L5")
 
 
@@ -40,48 +42,57 @@ def _play(console: Console, straight: Place, through: Place, total: int) -> list
     )
     task = progress.add_task("turns", total=total)
     seen: list[Step] = []
-    with Live(Group(_table([]), progress), console=console, refresh_per_second=8, transient=True) as live:
+    narrow = console.width < _WIDE
+    with Live(
+        Group(_table([], narrow=narrow), progress), console=console, refresh_per_second=8, transient=True
+    ) as live:
 
         def on_step(step: Step) -> None:
             seen.append(step)
             progress.advance(task)
-            live.update(Group(_table(seen[-_ROWS:]), progress))
+            live.update(Group(_table(seen[-_ROWS:], narrow=narrow), progress))
             if not console.is_terminal:
                 layers = " ".join(f"{name}={tokens}" for name, tokens in step.strata.layers)
                 told = f"turn {step.turn} of {step.scene.title}: {layers}; cached {step.strata.cached_tokens}"
                 console.print(f"[{len(seen)}/{total}] {told}", soft_wrap=True, highlight=False, markup=False)
 
         steps = run.drive(straight, through, on_step=on_step)
-    console.print(_table(steps))
+    console.print(_table(steps, narrow=narrow))
     return steps
 
 
-def _table(steps: Sequence[Step]) -> Table:
-    table = Table(title="Turn by turn", title_justify="left", caption_justify="left")
-    table.add_column("conversation", overflow="fold", max_width=34)
-    table.add_column("turn", justify="right")
-    table.add_column("straight: prompt", justify="right")
-    table.add_column("cached", justify="right")
-    table.add_column("Strata: prompt", justify="right")
-    for layer in _LAYERS:
-        table.add_column(layer, justify="right", style="dim")
-    table.add_column("cached", justify="right", style="green")
-    table.add_column("refs", justify="right")
+def _table(steps: Sequence[Step], *, narrow: bool) -> Table:
+    """Tokens by turn; in thousands where the terminal has no room."""
+    table = Table(
+        title="Turn by turn, in tokens",
+        title_justify="left",
+        box=box.SIMPLE_HEAD if narrow else box.ROUNDED,
+        padding=(0, 0 if narrow else 1),
+        collapse_padding=narrow,
+    )
+    table.add_column("conversation", overflow="ellipsis", no_wrap=True, max_width=18 if narrow else 36)
+    for title in ("turn", "direct" if narrow else "straight", "cached", "Strata", *_LAYERS, "cached", "refs"):
+        style = "dim" if title in _LAYERS else ""
+        table.add_column(title, justify="right", style=style, no_wrap=True)
     for step in steps:
-        table.add_row(*_row(step))
+        table.add_row(*_row(step, _thousands if narrow else "{:,}".format))
     return table
 
 
-def _row(step: Step) -> list[str]:
+def _thousands(tokens: int) -> str:
+    return str(tokens) if tokens < 1_000 else f"{tokens / 1000:.1f}k"
+
+
+def _row(step: Step, shown: Callable[[int], str]) -> list[str]:
     layers = dict(step.strata.layers)
     return [
         step.scene.title,
         str(step.turn),
-        f"{step.straight.prompt_tokens:,}",
-        f"{step.straight.cached_tokens:,}",
-        f"{step.strata.prompt_tokens:,}",
-        *(f"{layers[name]:,}" if layers.get(name) else "" for name in _LAYERS),
-        f"{step.strata.cached_tokens:,}",
+        shown(step.straight.prompt_tokens),
+        shown(step.straight.cached_tokens),
+        shown(step.strata.prompt_tokens),
+        *(shown(layers[name]) if layers.get(name) else "" for name in _LAYERS),
+        shown(step.strata.cached_tokens),
         str(step.strata.references or ""),
     ]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
-from proxy.memory.store import Answer, Entry, Store, Tally, View
+from proxy.memory.store import Answer, Entry, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -57,25 +57,37 @@ class LocalStore(Store):
             seen_at=found.seen_at,
         )
 
-    def replace(self, conversation: str, recalled: Recalled) -> None:
-        """Take over what another store says in the place of what was known."""
+    def merge(self, conversation: str, recalled: Recalled, *, gone_at: float) -> Recalled:
+        """Add what another store says to what is known here, less what is older than a deletion; return it all."""
+        if gone_at and (found := self._find(conversation)) is not None:
+            found.epochs = {place: epoch for place, epoch in found.epochs.items() if epoch.started > gone_at}
+            found.log = {
+                where: {attempt: frozen for attempt, frozen in attempts.items() if frozen.started > gone_at}
+                for where, attempts in found.log.items()
+            }
         if not recalled.log and not recalled.epochs and self._find(conversation) is None:
-            return
+            return NOTHING
         found = self._open(conversation)
-        found.epochs = dict(recalled.epochs)
-        found.seen_at = recalled.seen_at
-        found.log = {
-            where: {hashlib.sha256(frozen.raw).digest(): frozen for frozen in attempts}
-            for where, attempts in recalled.log.items()
-        }
+        found.epochs |= recalled.epochs
+        found.seen_at = max(filter(None, (found.seen_at, recalled.seen_at)), default=None)
+        for where, attempts in recalled.log.items():
+            known = found.log.setdefault(where, {})
+            for frozen in attempts:
+                digest = hashlib.sha256(frozen.raw).digest()
+                old = known.get(digest)
+                started = min(old.started, frozen.started) if old else frozen.started
+                replies = frozen.replies | (old.replies if old else frozenset())
+                known[digest] = Frozen(started=started, raw=frozen.raw, replies=replies)
         self._resize(found)
+        return self.copy(conversation)
 
     @override
-    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
+    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
         self.put(conversation, entries, epoch)
+        return _nothing()
 
-    def put(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
-        """As `remember`, at once."""
+    def put(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> tuple[Entry, ...]:
+        """As `remember`, with nobody else to tell; return what was taken: attempts at one place are bounded."""
         found = self._open(conversation)
         if epoch is not None:
             found.epochs.setdefault(epoch.place, epoch)
@@ -89,13 +101,15 @@ class LocalStore(Store):
                 frozen = Frozen(started=entry.started, raw=entry.raw, replies=frozenset(entry.replies))
                 attempts[entry.attempt] = frozen
         self._resize(found)
+        return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
 
     @override
-    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
         self.answer(conversation, entry, replies)
+        return _nothing()
 
     def answer(self, conversation: str, entry: Entry, replies: Iterable[bytes]) -> None:
-        """As `answered`, at once."""
+        """As `answered`, with nobody else to tell."""
         found = self._open(conversation)
         attempts = found.log.get((entry.epoch, entry.place), {})
         if (frozen := attempts.get(entry.attempt)) is not None:
@@ -168,3 +182,7 @@ class LocalStore(Store):
         while self._size > self._max_bytes and self._conversations:
             _, oldest = self._conversations.popitem(last=False)
             self._size -= oldest.size
+
+
+async def _nothing() -> None:
+    """There is nobody to tell."""

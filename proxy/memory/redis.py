@@ -7,8 +7,10 @@ after three failures in a row Redis is left alone until a probe of ours, not a c
 from __future__ import annotations
 
 import asyncio
+import collections
 import hashlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from typing_extensions import override
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View
+from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
@@ -47,9 +49,9 @@ if #log > 0 then
     end
   end
 end
-return {log, missing, contents}
+return {log, missing, contents, redis.call('GET', KEYS[3])}
 """
-"""KEYS: log, contents. ARGV: time to live in seconds, then the digests of contents the caller has already."""
+"""KEYS: log, contents, gone (when it was deleted). ARGV: time to live in seconds, digests of what the caller has."""
 
 T = TypeVar("T")
 
@@ -94,6 +96,7 @@ class RedisStore(Store):
         ttl_seconds: int,
         on_error: Callable[[str], None],
         on_state: Callable[[bool], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
         pool = redis.BlockingConnectionPool.from_url(
             url, max_connections=64, timeout=RECALL_SECONDS, socket_connect_timeout=PROBE_SECONDS, protocol=2,
@@ -105,10 +108,12 @@ class RedisStore(Store):
         self._ttl_seconds = ttl_seconds
         self._on_error = on_error
         self._on_state = on_state
+        self._now = now
         self._failures = 0
         self._open = False
         self._probing: asyncio.Task[None] | None = None
-        self._pending: dict[str, list[tuple[tuple[Entry, ...], Epoch | None]]] = {}
+        self._writing: collections.Counter[str] = collections.Counter()
+        self._restoring: set[asyncio.Future[None]] = set()
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
@@ -135,25 +140,31 @@ class RedisStore(Store):
         if self._open:
             return Answer(self._copy.copy(conversation), degraded=True)
         known = self._known(conversation)
-        keys = [_key(conversation, "log"), _key(conversation, "contents")]
+        keys = [_key(conversation, part) for part in ("log", "contents", "gone")]
         arguments = [str(self._ttl_seconds), *(digest.hex() for digest in known)]
         found = await self._bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
         if found is None:
             return Answer(self._copy.copy(conversation), degraded=True)
         try:
-            recalled = _decode(found, known)
+            recalled = _decode(found[:3], known)
+            gone_at = float(found[3] or 0)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, UnicodeDecodeError):
             self._on_error("recall")
             return Answer(self._copy.copy(conversation), degraded=True)
-        recalled = _with_pending(recalled, self._pending.get(conversation, ()))
-        self._copy.replace(conversation, recalled)
-        return Answer(recalled)
+        merged = self._copy.merge(conversation, recalled, gone_at=gone_at)
+        missing = _missing(merged, recalled)
+        if missing and not self._writing.get(conversation):
+            # Redis came back with less than it had, or was away when this was forwarded.
+            self._restoring.add(task := asyncio.ensure_future(self._restore(conversation, missing)))
+            task.add_done_callback(self._restoring.discard)
+        return Answer(merged)
 
     @override
-    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
-        self._copy.put(conversation, entries, epoch)
-        writing = (tuple(entries), epoch)
-        self._pending.setdefault(conversation, []).append(writing)
+    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
+        taken = self._copy.put(conversation, entries, epoch)
+        return self._remember(conversation, taken, (epoch,) if epoch else ())
+
+    async def _remember(self, conversation: str, entries: Sequence[Entry], epochs: Sequence[Epoch]) -> None:
         log, contents = _key(conversation, "log"), _key(conversation, "contents")
 
         def write(pipe: Any) -> None:
@@ -163,23 +174,34 @@ class RedisStore(Store):
                 for reply in entry.replies:
                     pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
                 pipe.hset(log, "seen", repr(entry.started))
-            if epoch is not None:
+            for epoch in epochs:
                 pipe.hsetnx(log, f"e:{epoch.place.hex()}", _pack(epoch))
                 for raw in (*epoch.leading, *(item.content.encode() for item in epoch.library)):
                     pipe.hsetnx(contents, hashlib.sha256(raw).hexdigest(), raw)
             self._expire(pipe, conversation, "log", "contents")
 
+        self._writing[conversation] += 1
         try:
             await self._write("remember", write)
         finally:
-            self._pending[conversation].remove(writing)
-            if not self._pending[conversation]:
-                del self._pending[conversation]
+            self._writing[conversation] -= 1
+            if not self._writing[conversation]:
+                del self._writing[conversation]
+
+    async def _restore(self, conversation: str, missing: Recalled) -> None:
+        entries = [
+            Entry(epoch=epoch, place=place, started=frozen.started, raw=frozen.raw, replies=tuple(frozen.replies))
+            for (epoch, place), attempts in missing.log.items()
+            for frozen in attempts
+        ]
+        await self._remember(conversation, entries, tuple(missing.epochs.values()))
 
     @override
-    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
         self._copy.answer(conversation, entry, replies)
+        return self._answered(conversation, entry, replies)
 
+    async def _answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
         def write(pipe: Any) -> None:
             for reply in replies:
                 pipe.hset(_key(conversation, "log"), f"r:{_field(entry)}:{reply.hex()}", "")
@@ -242,8 +264,16 @@ class RedisStore(Store):
     @override
     async def forget(self, conversation: str) -> bool:
         await self._copy.forget(conversation)
-        keys = [_key(conversation, part) for part in _UNLINKED]
-        gone = None if self._open else await self._bounded("forget", self._redis.unlink(*keys), WRITE_SECONDS)
+
+        async def work() -> int:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.unlink(*(_key(conversation, part) for part in _UNLINKED))
+            # Other replicas hold copies; this tells them, for as long as a copy may live.
+            pipe.set(_key(conversation, "gone"), repr(self._now()), ex=self._ttl_seconds)
+            gone, _ = await pipe.execute()
+            return int(gone)
+
+        gone = None if self._open else await self._bounded("forget", work(), WRITE_SECONDS)
         if gone is None:
             raise Unavailable("Redis does not answer; the conversation may still be stored there")
         return gone > 0
@@ -402,17 +432,16 @@ def _item(item: _Item, content: str) -> Item:
     )  # fmt: skip
 
 
-def _with_pending(recalled: Recalled, pending: Sequence[tuple[Sequence[Entry], Epoch | None]]) -> Recalled:
-    """Add what this process has forwarded and not yet written."""
-    if not pending:
-        return recalled
-    log, epochs = dict(recalled.log), dict(recalled.epochs)
-    for entries, epoch in pending:
-        if epoch is not None:
-            epochs.setdefault(epoch.place, epoch)
-        for entry in entries:
-            where = entry.epoch, entry.place
-            if all(frozen.raw != entry.raw for frozen in log.get(where, ())):
-                frozen = Frozen(started=entry.started, raw=entry.raw, replies=frozenset(entry.replies))
-                log[where] = (*log.get(where, ()), frozen)
-    return Recalled(epochs=epochs, log=log, seen_at=recalled.seen_at)
+def _holds(stored: Sequence[Frozen], frozen: Frozen) -> bool:
+    return any(other.raw == frozen.raw and other.replies >= frozen.replies for other in stored)
+
+
+def _missing(merged: Recalled, stored: Recalled) -> Recalled | None:
+    """Return what this process knows and Redis does not; None where there is nothing."""
+    log = {
+        where: left
+        for where, attempts in merged.log.items()
+        if (left := tuple(frozen for frozen in attempts if not _holds(stored.log.get(where, ()), frozen)))
+    }
+    epochs = {place: epoch for place, epoch in merged.epochs.items() if place not in stored.epochs}
+    return Recalled(epochs=epochs, log=log) if log or epochs else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.core.lineage import Epoch, Place, Recalled
 
@@ -69,6 +69,9 @@ class Tally:
         )
 
 
+Writing = Coroutine[Any, Any, None]
+
+
 class Store(Protocol):
     """Memory. No call raises for want of an answer, and none waits longer than its bound."""
 
@@ -81,12 +84,15 @@ class Store(Protocol):
         """Return what was stored of a conversation."""
         ...
 
-    async def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> None:
-        """Store what is being forwarded, and the epoch that begins with it; the first writer of each wins."""
+    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
+        """Store what is being forwarded, and the epoch that begins with it; the first writer of each wins.
+
+        This process knows it at once; what is returned tells the others.
+        """
         ...
 
-    async def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
-        """Store digests of the answers to a message."""
+    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
+        """Store digests of the answers to a message; known here at once."""
         ...
 
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

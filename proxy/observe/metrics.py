@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from proxy.core.lineage import REASONS
 from proxy.core.measure import NAMES
-from proxy.core.models import KNOWN, OTHER
+from proxy.core.models import OTHER
 from proxy.core.plan import ACTIONS
 from proxy.errors import Odd
 from proxy.observe.record import OUTCOMES, Record
@@ -68,7 +68,7 @@ class Metrics:
         self._requests = counter("strata_requests_total", "tenant", "model", "outcome")
         self._prompt = counter("strata_prompt_tokens_total", "tenant", "model", "layer")
         self._cached = counter("strata_cached_tokens_total", "tenant", "model", "source")
-        self._input = counter("strata_input_tokens_total", "tenant", "model", "cache")
+        self._input = counter("strata_input_tokens_total", "tenant", "model", "prompt_cache")
         self._output = counter("strata_output_tokens_total", "tenant", "model")
         self._written = counter("strata_cache_write_tokens_total", "tenant", "model")
         self._missing = counter("strata_usage_missing_total", "tenant", "model")
@@ -157,9 +157,6 @@ class Metrics:
         if "application/openmetrics-text" in accept:
             return openmetrics.generate_latest(self.registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
         return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
-
-
-MODELS = (*KNOWN, OTHER)
 
 
 def _version() -> str:

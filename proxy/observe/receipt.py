@@ -28,7 +28,7 @@ def headers(
     if layers is not None:
         shown = " ".join(f"{layer.name}={layer.tokens}:{layer.sha256}" for layer in layers.each if layer.tokens)
         told.append((b"x-strata-layers", shown))
-    warnings = [f"bypass: {cause}"] if cause else []
+    warnings = [f"bypass: {cause}; the strata member, if there was one, was left out"] if cause else []
     if plan is not None:
         if plan.epoch is not None:
             why = f"; began={plan.began}" if plan.began else ""

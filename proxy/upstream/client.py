@@ -17,6 +17,9 @@ from proxy.upstream.target import Target
 
 T = TypeVar("T")
 
+_NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+_MOST_REFUSING = 1_000
+
 
 class Interrupted(Exception):
     """The exchange was ended from this side: the client left, or the proxy shuts down."""
@@ -163,12 +166,21 @@ class Client:
         self.target = Target(base)
         self._timeouts = {"connect": timeouts.connect, "read": timeouts.first_byte, "idle": timeouts.idle}
         self._transport: httpx.AsyncBaseTransport = (
-            httpx.AsyncHTTPTransport(proxy=egress_proxy) if egress_proxy else Transport()
+            httpx.AsyncHTTPTransport(proxy=egress_proxy, limits=_NO_LIMITS) if egress_proxy else Transport()
         )
         self._interruptible = not egress_proxy
         if egress_proxy:
             self._timeouts |= {"write": timeouts.idle, "pool": timeouts.connect}
-        self.refuses_stream_options = False
+        self._refusing: set[str] = set()
+
+    def refuses_options(self, model: str) -> bool:
+        """Whether a model's requests were refused for the `stream_options` added to them."""
+        return model in self._refusing
+
+    def remember_refusal(self, model: str) -> None:
+        """Ask no more of this model; of a bounded number of models."""
+        if len(self._refusing) < _MOST_REFUSING:
+            self._refusing.add(model)
 
     async def send(
         self,

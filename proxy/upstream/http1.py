@@ -23,6 +23,9 @@ T = TypeVar("T")
 _HIGH_WATER = 65_536
 _LOW_WATER = 16_384
 _NO_BODY = (204, 304)
+_REFUSED = 400
+_RACE_SECONDS = 1.0
+"""A kept connection that closes later than this after a request was sent was not idle: the upstream had begun on it."""
 
 
 class StaleConnection(httpx.RemoteProtocolError):
@@ -59,6 +62,8 @@ class _Protocol(asyncio.Protocol):
         self.interim = False
         self.until_close = False
         self.expects_body = True
+        self.sent_at = 0.0
+        self.upload: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # asyncio's side
@@ -90,15 +95,14 @@ class _Protocol(asyncio.Protocol):
         if self.head and self.until_close and not self.complete and exc is None:
             self.complete = True
         elif not self.complete and self.broken is None:
-            if self.used and not self.heard:
+            if self.used and not self.heard and self.loop.time() - self.sent_at < _RACE_SECONDS:
                 self.broken = StaleConnection("the upstream closed a kept connection")
             else:
                 self.broken = httpx.RemoteProtocolError("the connection was closed before the answer was whole")
         self.transport = None
         self.keep_alive = False
         self._wake()
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        self._let_write()
 
     @override
     def pause_writing(self) -> None:
@@ -106,9 +110,12 @@ class _Protocol(asyncio.Protocol):
 
     @override
     def resume_writing(self) -> None:
+        self._let_write()
+        self._writable = None
+
+    def _let_write(self) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
-        self._writable = None
 
     # httptools' side
 
@@ -138,6 +145,8 @@ class _Protocol(asyncio.Protocol):
         if bodiless:
             self.complete = True
         self._wake()
+        if self.refuses:
+            self._let_write()
 
     def on_body(self, body: bytes) -> None:
         if self.complete:
@@ -165,8 +174,25 @@ class _Protocol(asyncio.Protocol):
         self.transport.write(data)
 
     async def drain(self) -> None:
-        if self._writable is not None:
+        if self._writable is not None and not self.refuses:
             await self._writable
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the upstream has answered in a way that makes the rest of an upload useless."""
+        return self.head and (self.status >= _REFUSED or self.complete)
+
+    def uploaded(self, upload: asyncio.Future[None]) -> None:
+        """An upload has ended: one that failed is told to whoever waits for the answer."""
+        error = None if upload.cancelled() else upload.exception()
+        if isinstance(error, Exception) and not self.head:
+            self._break(error)
+
+    def end_upload(self) -> None:
+        """Stop sending; a connection whose upload was not finished is good for nothing else."""
+        if self.upload is not None and (not self.upload.done() or self.refuses):
+            self.upload.cancel()
+            self.keep_alive = False
 
     async def wait_head(self) -> None:
         while not self.head:
@@ -265,6 +291,7 @@ class _Body(httpx.AsyncByteStream):
         if not self._closed:
             self._closed = True
             self.connection.end_silence()
+            self.connection.end_upload()
             self._release(self.connection)
 
 
@@ -275,6 +302,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._ssl = verify
         self._max_idle_seconds = max_idle_seconds
         self._idle: dict[tuple[bytes, bytes, int], list[_Protocol]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -307,9 +335,10 @@ class Transport(httpx.AsyncBaseTransport):
             limit, connection.interrupt, httpx.ReadTimeout("the upstream did not answer in time")
         )
         try:
-            await _write(connection, request)
+            _begin(connection, request)
             await connection.wait_head()
         except BaseException:
+            connection.end_upload()
             connection.close()
             raise
         finally:
@@ -341,12 +370,24 @@ class Transport(httpx.AsyncBaseTransport):
         return None
 
     def _release(self, key: tuple[bytes, bytes, int], connection: _Protocol) -> None:
+        transport = connection.transport
         reusable = connection.complete and connection.keep_alive and not connection.chunks
-        if not reusable or connection.transport is None or connection.until_close:
+        if not reusable or transport is None or connection.until_close or transport.get_write_buffer_size():
             connection.close()
             return
         connection.idle_since = connection.loop.time()
         self._idle.setdefault(key, []).append(connection)
+        if self._sweeping is None:
+            self._sweeping = connection.loop.call_later(self._max_idle_seconds, self._sweep, connection.loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for too long; the longest idle stand first."""
+        self._sweeping = None
+        for idle in self._idle.values():
+            while idle and loop.time() - idle[0].idle_since >= self._max_idle_seconds:
+                idle.pop(0).close()
+        if any(self._idle.values()):
+            self._sweeping = loop.call_later(self._max_idle_seconds / 2, self._sweep, loop)
 
     async def _connect(self, key: tuple[bytes, bytes, int], limit: float | None) -> _Protocol:
         scheme, host, port = key
@@ -367,6 +408,8 @@ class Transport(httpx.AsyncBaseTransport):
 
     @override
     async def aclose(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for idle in self._idle.values():
             for connection in idle:
                 connection.close()
@@ -405,30 +448,36 @@ def _default_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-async def _write(connection: _Protocol, request: httpx.Request) -> None:
-    target = request.url.raw_path
-    lines = [request.method.encode("ascii") + b" " + target + b" HTTP/1.1\r\n"]
+def _begin(connection: _Protocol, request: httpx.Request) -> None:
+    """Write the head, the body as well where it is bytes; begin the upload where it is a stream."""
+    lines = [request.method.encode("ascii") + b" " + request.url.raw_path + b" HTTP/1.1\r\n"]
     lines += [name + b": " + value + b"\r\n" for name, value in request.headers.raw]
     head = b"".join([*lines, b"\r\n"])
     stream = request.stream
+    connection.sent_at = connection.loop.time()
     if isinstance(stream, httpx.ByteStream):
-        body = b"".join([piece async for piece in stream])
-        connection.send(head + body if len(body) < _HIGH_WATER else head)
-        if len(body) >= _HIGH_WATER:
+        body = b"".join(stream)
+        if len(body) < _HIGH_WATER:
+            connection.send(head + body)
+        else:
+            # What the socket does not take waits in the transport: an answer that comes early is seen all the same.
+            connection.send(head)
             connection.send(body)
-        await connection.drain()
         return
     assert isinstance(stream, httpx.AsyncByteStream)
-    chunked = "content-length" not in request.headers
     connection.send(head)
+    chunked = "content-length" not in request.headers
+    connection.upload = asyncio.ensure_future(_upload(connection, stream, chunked=chunked))
+    connection.upload.add_done_callback(connection.uploaded)
+
+
+async def _upload(connection: _Protocol, stream: httpx.AsyncByteStream, *, chunked: bool) -> None:
+    """Send a body beside the answer; ends early when the answer is a refusal: the rest is not wanted."""
     async for piece in stream:
+        if connection.refuses:
+            return
         if piece:
             connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await connection.drain()
-        if connection.head:
-            # The upstream has answered already (a refusal, say): what is left of the body is not wanted.
-            connection.keep_alive = False
-            return
-    if chunked:
+    if chunked and not connection.refuses:
         connection.send(b"0\r\n\r\n")
-    await connection.drain()

@@ -56,8 +56,8 @@ def script(*, plain: bytes = b"", events: Sequence[bytes] = ()) -> Answer:
 def figures(measured: Measured) -> tuple[float, float, float, float, float]:
     """Return input (where the cached part is known, and where not), cached, output, and answers without usage."""
     return (
-        measured.total("strata_input_tokens_total", cache="reported"),
-        measured.total("strata_input_tokens_total", cache="unreported"),
+        measured.total("strata_input_tokens_total", prompt_cache="reported"),
+        measured.total("strata_input_tokens_total", prompt_cache="unreported"),
         measured.total("strata_cached_tokens_total", source="reported"),
         measured.total("strata_output_tokens_total"),
         measured.total("strata_usage_missing_total"),

@@ -8,13 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import plan, render, reply, request
+from proxy.core import history, plan, render, reply, request, turn
 from proxy.core.items import Tags
-from proxy.core.lineage import NOTHING, Recalled, Stored
+from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
+from proxy.memory.local import LocalStore
+from proxy.memory.store import Entry
 
 ANALYST = Analyst(Tags.of(), max_bytes=16_000_000)
 SCALE = TokenScale("o200k_base", max_bytes=16_000_000)
@@ -29,12 +31,27 @@ def read_body(body: object) -> Request:
 
 
 def make_plan(
-    body: object, memory: Recalled = NOTHING, *, named: bool = False, budget: int | None = None, **policy: Any
+    body: object,
+    memory: Recalled = NOTHING,
+    *,
+    named: bool = False,
+    budget: int | None = None,
+    now: float = 0.0,
+    **policy: Any,
 ) -> tuple[Request, Plan]:
     found = read_body(body)
     settings = {"mode": "layered", "budget_tokens": budget, "reserve_tokens": 4_096, "over_budget": "forward", **policy}
-    model = describe(found.model)
-    return found, plan.make(found, memory, model=model, policy=plan.Policy(**settings), named=named, scale=SCALE)
+    made = plan.make(
+        found,
+        memory,
+        model=describe(found.model),
+        policy=plan.Policy(**settings),
+        named=named,
+        scale=SCALE,
+        look=ANALYST.analyse,
+        now=now,
+    )
+    return found, made
 
 
 def send(body: object, memory: Recalled = NOTHING, *, ask_usage: bool = False, **how: Any) -> bytes:
@@ -43,21 +60,44 @@ def send(body: object, memory: Recalled = NOTHING, *, ask_usage: bool = False, *
 
 
 class Talk:
-    """A named conversation: `say` forwards a request, takes its answer and remembers what the pipeline would."""
+    """A named conversation: `say` forwards a request, takes its answer and remembers what the pipeline would.
+
+    Each request comes a second after the one before, or at `now`. `plans` are all that were made.
+    """
 
     def __init__(self) -> None:
-        self.turns: dict[bytes, tuple[Stored, ...]] = {}
+        self.store = LocalStore(max_bytes=64_000_000, ttl_seconds=1e9, clock=lambda: 0.0)
+        self.now = 0.0
+        self.plans: list[Plan] = []
 
-    def say(self, body: object, answer: str = "Fine.", **how: Any) -> bytes:
-        found, made = make_plan(body, Recalled(turns=dict(self.turns)), named=True, **how)
-        newest = found.messages[made.draft.newest.start]
-        brought = [block.item for text in newest.texts for block in text.blocks if block.item]
-        replies = reply.of_answer(orjson.dumps({"choices": [{"message": {"content": answer}}]}))
-        key = made.links[-1].key
-        before = self.turns.get(key, ())
-        stored = Stored(started=float(len(before)), items=(*found.hints.context, *brought), replies=frozenset(replies))
-        self.turns[key] = (*before, stored)
+    @property
+    def recalled(self) -> Recalled:
+        return self.store.copy("c")
+
+    def say(self, body: object, answer: str | None = "Fine.", *, now: float | None = None, **how: Any) -> bytes:
+        """Forward one request; an `answer` of None is one that never came."""
+        self.now = self.now + 1 if now is None else now
+        found, made = make_plan(body, self.recalled, named=True, now=self.now, **how)
+        self.plans.append(made)
+        entry = self._remember(found, made)
+        if entry is not None and answer is not None:
+            replies = reply.of_answer(orjson.dumps({"choices": [{"message": {"content": answer}}]}))
+            self.store.answer("c", entry, replies)
         return render.body(found, made.draft, ask_usage=False)
+
+    def _remember(self, found: Request, made: Plan) -> Entry | None:
+        if not made.places:
+            return None
+        epoch, newest = made.epoch.place if made.epoch else NO_EPOCH, made.draft.newest.start
+        entries = {
+            index: Entry(
+                epoch=epoch, place=made.places[index], started=self.now, raw=written.raw, replies=written.replies
+            )
+            for index, written in history.written(found, turn.shape(found.messages), made.draft).items()
+            if made.epoch or index == newest
+        }
+        self.store.put("c", list(entries.values()), made.epoch if made.began else None)
+        return entries.get(newest)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """L1…L5 of one request: where things stand, and what is referenced instead."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,15 +126,19 @@ SYSTEM = {"role": "system", "content": "You help."}
 PAGE = f"<url_content><url>https://a.b</url>{WORDS}</url_content>"
 
 
+def eager(chat: Any) -> Callable[..., bytes]:
+    return functools.partial(chat.say, promotion="eager")
+
+
 def in_library(*names: str) -> str:
     return "\n".join(["Context attached:", *(f"- {name}" for name in names), "Find them in the Context Library above."])
 
 
 def test_what_a_named_client_left_out_stands_in_the_library(talk: Callable[[], Any]) -> None:
     """Trusted items join L1, one blank line behind it; others stand at the head of the first user message."""
-    chat = talk()
-    chat.say({"messages": [SYSTEM, *users([f"{A}\n{PAGE}\n\nOne?"])]}, "ok")
-    sent = orjson.loads(chat.say({"messages": [SYSTEM, *users(["One?", f"{A}\n{PAGE}\n\nTwo?"])]}))["messages"]
+    chat = eager(talk())
+    chat({"messages": [SYSTEM, *users([f"{A}\n{PAGE}\n\nOne?"])]}, "ok")
+    sent = orjson.loads(chat({"messages": [SYSTEM, *users(["One?", f"{A}\n{PAGE}\n\nTwo?"])]}))["messages"]
     assert sent[0]["content"].startswith("You help.\n\n<context_library>\n")
     assert sent[0]["content"].endswith(f"\n\n{A}\n</context_library>")
     assert PAGE not in sent[0]["content"]
@@ -144,9 +149,9 @@ def test_what_a_named_client_left_out_stands_in_the_library(talk: Callable[[], A
 
 def test_without_a_system_message_the_library_stands_in_the_first_user_message(talk: Callable[[], Any]) -> None:
     """No message is added for it, and nothing enters a role that the client did not use."""
-    chat = talk()
-    chat.say({"messages": users([f"{A}\n{PAGE}\n\nOne?"])}, "ok")
-    sent = orjson.loads(chat.say({"messages": users(["One?", "Two?"])}))["messages"]
+    chat = eager(talk())
+    chat({"messages": users([f"{A}\n{PAGE}\n\nOne?"])}, "ok")
+    sent = orjson.loads(chat({"messages": users(["One?", "Two?"])}))["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "user"]
     assert sent[0]["content"].startswith("<context_library>\n")
     assert sent[0]["content"].index("</context_library>\n\n<untrusted_context_library>") > 0
@@ -156,18 +161,18 @@ def test_without_a_system_message_the_library_stands_in_the_first_user_message(t
 
 def test_a_library_item_and_one_in_history_are_referred_to_as_above(talk: Callable[[], Any]) -> None:
     """One frame for both places says where to look."""
-    chat = talk()
-    chat.say({"messages": [SYSTEM, *users([f"{A}\n\nOne?"])]}, "ok")
-    sent = orjson.loads(chat.say({"messages": [SYSTEM, *users(["One?", f"{B}\n\nTwo?", f"{A}\n{B}\n\nThree?"])]}))
+    chat = eager(talk())
+    chat({"messages": [SYSTEM, *users([f"{A}\n\nOne?"])]}, "ok")
+    sent = orjson.loads(chat({"messages": [SYSTEM, *users(["One?", f"{B}\n\nTwo?", f"{A}\n{B}\n\nThree?"])]}))
     assert sent["messages"][-1]["content"] == f"{above('a.md', 'b.md')}\n\nThree?"
 
 
 def test_the_library_stands_in_the_first_user_message_that_can_take_it(talk: Callable[[], Any]) -> None:
     """One without any text is passed over."""
-    chat = talk()
+    chat = eager(talk())
     empty = [{"role": "user", "content": None}, {"role": "assistant", "content": "ok"}]
-    chat.say({"messages": [*empty, *users([f"{A}\n\nOne?"])]}, "ok")
-    sent = orjson.loads(chat.say({"messages": [*empty, *users(["One?", "Two?"])]}))["messages"]
+    chat({"messages": [*empty, *users([f"{A}\n\nOne?"])]}, "ok")
+    sent = orjson.loads(chat({"messages": [*empty, *users(["One?", "Two?"])]}))["messages"]
     assert sent[:2] == empty
     assert sent[2]["content"].startswith("<context_library>\n")
     assert sent[2]["content"].endswith("</context_library>\n\nOne?")
@@ -177,9 +182,9 @@ def test_parts_get_the_library_as_a_part(talk: Callable[[], Any]) -> None:
     """A system message in parts stays one, its own parts and their cache_control untouched."""
     part = {"type": "text", "text": "You help.", "cache_control": {"type": "ephemeral"}}
     system = {"role": "system", "content": [part]}
-    chat = talk()
-    chat.say({"messages": [system, *users([f"{A}\n\nOne?"])]}, "ok")
-    sent = orjson.loads(chat.say({"messages": [system, *users(["One?", "Two?"])]}))["messages"]
+    chat = eager(talk())
+    chat({"messages": [system, *users([f"{A}\n\nOne?"])]}, "ok")
+    sent = orjson.loads(chat({"messages": [system, *users(["One?", "Two?"])]}))["messages"]
     assert sent[0]["content"][0] == part
     assert sent[0]["content"][1]["type"] == "text"
     assert sent[0]["content"][1]["text"].startswith("\n\n<context_library>\n")
@@ -188,8 +193,8 @@ def test_parts_get_the_library_as_a_part(talk: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("content", [None, [], ""])
 def test_a_system_message_without_text_still_makes_json(content: object, talk: Callable[[], Any]) -> None:
     """Whatever its content is, the forwarded body is JSON and the library stands somewhere in it."""
-    chat = talk()
+    chat = eager(talk())
     system = {"role": "system", "content": content}
-    chat.say({"messages": [system, *users([f"{A}\n\nOne?"])]}, "ok")
-    sent = chat.say({"messages": [system, *users(["One?", "Two?"])]})
+    chat({"messages": [system, *users([f"{A}\n\nOne?"])]}, "ok")
+    sent = chat({"messages": [system, *users(["One?", "Two?"])]})
     assert orjson.dumps(A)[1:-1] in orjson.dumps(orjson.loads(sent))

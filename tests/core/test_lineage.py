@@ -1,102 +1,182 @@
-"""Which stored turns a request continues."""
+"""Which earlier requests a request extends, and what was forwarded for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Link, Recalled, Stored, chain, match
+from proxy.core.lineage import NO_EPOCH, NOTHING, Epoch, Frozen, Place, Recalled, chain, current, match
+from proxy.core.message import Message
 from proxy.core.request import Request
-from proxy.core.turn import shape
+from proxy.core.turn import Shape, shape
 
 Read = Callable[[object], Request]
-Said = Sequence[tuple[str, str]]
+Said = Sequence[tuple[str, object]]
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-TALK = [("s", "You help."), ("u", "One?"), ("a", "1"), ("u", "Two?"), ("a", "2"), ("u", "Three?")]
+TALK: Said = [("s", "You help."), ("u", "One?"), ("a", "1"), ("u", "Two?"), ("a", "2"), ("u", "Three?")]
 
 
-def links(said: Said, read: Read) -> tuple[Link, ...]:
-    messages = read({"messages": [{"role": ROLES[role], "content": text} for role, text in said]}).messages
-    return chain(messages, shape(messages))
+def messages(said: Said, read: Read) -> tuple[Sequence[Message], Shape]:
+    found = read({"messages": [{"role": ROLES[role], "content": text} for role, text in said]}).messages
+    return found, shape(found)
 
 
-def keys(said: Said, read: Read) -> list[bytes]:
-    return [link.key for link in links(said, read)]
-
-
-def stored(*replies: bytes, started: float = 0, items: tuple[Item, ...] = ()) -> Stored:
-    return Stored(started=started, items=items, replies=frozenset(replies))
+def places(said: Said, read: Read) -> tuple[Place, ...]:
+    return chain(*messages(said, read))
 
 
 def test_a_longer_conversation_continues_a_shorter_one(read: Read) -> None:
-    """Each turn's key is the same in every request that holds it, and no two turns share one."""
-    whole = keys(TALK, read)
-    assert len(set(whole)) == 3
-    assert keys(TALK[:4], read) == whole[:2]
-    assert keys(TALK[:2], read) == whole[:1]
+    """Each message's place is the same in every request that holds it, and no two messages share one."""
+    whole = places(TALK, read)
+    assert len(set(whole)) == len(TALK)
+    for end in range(1, len(TALK)):
+        assert places(TALK[:end], read) == whole[:end]
+
+
+def test_leading_system_messages_have_no_place_of_their_own(read: Read) -> None:
+    """What stands in front may change and the conversation is the same; in the middle it is said."""
+    assert places([("s", "A."), ("s", "B."), ("u", "One?")], read)[:2] == (NO_EPOCH, NO_EPOCH)
+    assert places([("u", "One?")], read)[-1] == places([("s", "A."), ("s", "B."), ("u", "One?")], read)[-1]
+    middle = [places([("u", "One?"), ("s", text), ("u", "Two?")], read) for text in "ab"]
+    assert [one == two for one, two in zip(*middle, strict=True)] == [True, False, False]
+
+
+def test_the_same_words_at_another_place_are_another_place(read: Read) -> None:
+    """A place is all that was said up to it."""
+    found = places([("u", "Go on."), ("a", "1"), ("u", "Go on."), ("a", "1"), ("u", "Go on.")], read)
+    assert len(set(found)) == 5
 
 
 @pytest.mark.parametrize(
     ("said", "shared"),
     [
-        pytest.param([("s", "Other."), *TALK[1:]], 3, id="the system prompt is not said"),
-        pytest.param([*TALK[:2], ("a", "1 "), *TALK[3:]], 3, id="white space of a reply"),
-        pytest.param([*TALK[:5], ("u", "Four?")], 2, id="an edited question"),
-        pytest.param([*TALK[:2], ("a", "one"), *TALK[3:]], 1, id="another reply forks what follows"),
-        pytest.param([TALK[0], ("u", "Eins?"), *TALK[2:]], 0, id="an edited first turn"),
-        pytest.param([TALK[0], ("u", "<file>x</file>\nOne?"), *TALK[2:]], 3, id="context is not said"),
+        pytest.param([("s", "Other."), *TALK[1:]], 6, id="the system prompt is not said"),
+        pytest.param([*TALK[:2], ("a", "1 "), *TALK[3:]], 6, id="white space of a reply"),
+        pytest.param([*TALK[:2], ("a", [{"type": "text", "text": "1"}]), *TALK[3:]], 6, id="another form"),
+        pytest.param([*TALK[:5], ("u", "Four?")], 5, id="an edited question"),
+        pytest.param([*TALK[:2], ("a", "one"), *TALK[3:]], 2, id="another reply forks what follows"),
+        pytest.param([TALK[0], ("u", "Eins?"), *TALK[2:]], 1, id="an edited first turn"),
+        pytest.param([TALK[0], ("a", "One?"), *TALK[2:]], 1, id="another role"),
+        pytest.param([TALK[0], ("u", "<file>x</file>\nOne?"), *TALK[2:]], 6, id="context is not said"),
     ],
 )
 def test_an_edit_forks_from_the_common_start(said: Said, shared: int, read: Read) -> None:
-    """Keys are equal up to the first turn that says something else."""
-    one, two = keys(TALK, read), keys(said, read)
-    assert [a == b for a, b in zip(one, two, strict=True)] == [True] * shared + [False] * (3 - shared)
+    """Places are equal up to the first message that says something else."""
+    one, two = places(TALK, read), places(said, read)
+    assert [a == b for a, b in zip(one, two, strict=True)] == [True] * shared + [False] * (6 - shared)
 
 
-def test_replies_are_the_assistants_messages_of_the_turn(read: Read) -> None:
-    """Every step of an agent's turn is a reply; results are only part of the chain."""
-    found = links([("u", "Go."), ("a", "step"), ("t", "result"), ("a", "done"), ("u", "Thanks.")], read)
-    assert [len(link.replies) for link in found] == [2, 0]
-    other = links([("u", "Go."), ("a", "step"), ("t", "other"), ("a", "done"), ("u", "Thanks.")], read)
-    assert found[0] == other[0]
-    assert found[1].key != other[1].key
+def test_tool_calls_are_said(read: Read) -> None:
+    """What is called and with what is part of the chain; how its arguments are spaced is not."""
+
+    def steps(arguments: str, output: str) -> tuple[Place, ...]:
+        call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+        found = read({
+            "messages": [
+                {"role": "user", "content": "Go."},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": output},
+            ]
+        }).messages  # fmt: skip
+        return chain(found, shape(found))
+
+    base = steps('{"a":1}', "x")
+    assert steps('{"a": 1}', "x") == base
+    assert [one == two for one, two in zip(base, steps('{"a":2}', "x"), strict=True)] == [True, False, False]
+    assert [one == two for one, two in zip(base, steps('{"a":1}', "y"), strict=True)] == [True, True, False]
 
 
-LINKS = (Link(b"1", (b"r1",)), Link(b"2", (b"r2", b"r3")), Link(b"3", ()))
+def epoch(place: Place, number: int = 0) -> Epoch:
+    return Epoch(place=place, number=number, started=0, reason="first", leading=(), l1=b"", tools=b"")
+
+
+def test_the_current_epoch_is_the_latest_that_began_on_this_branch(read: Read) -> None:
+    """An edit in front of where an epoch began leaves it, and an epoch of another branch is not its own."""
+    whole = places(TALK, read)
+    first, second = epoch(whole[1]), epoch(whole[3], 1)
+    recalled = Recalled(epochs={first.place: first, second.place: second})
+    assert current(whole, recalled) is second
+    assert current(whole[:3], recalled) is first
+    assert current(places([*TALK[:3], ("u", "Zwei?")], read), recalled) is first
+    assert current(places([TALK[0], ("u", "Eins?")], read), recalled) is None
+    assert current((), recalled) is current(whole, NOTHING) is None
+
+
+def frozen(raw: bytes, *replies: bytes, started: float = 0) -> Frozen:
+    return Frozen(started=started, raw=raw, replies=frozenset(replies))
+
+
+def matched(
+    said: Said, log: Mapping[int, tuple[tuple[bytes, tuple[str, ...], float], ...]], read: Read
+) -> dict[int, bytes]:
+    """Match with a log of `{index: ((raw, the answers to it, started), …)}`; return what was found by index."""
+    found, parts = messages(said, read)
+    at = chain(found, parts)
+    digests = {text: messages([("a", text)], read)[0][0].said for text in "12345"}
+    recalled = Recalled(
+        log={
+            (b"e", at[index]): tuple(
+                frozen(raw, *(digests[told] for told in replies), started=started) for raw, replies, started in attempts
+            )
+            for index, attempts in log.items()
+        }
+    )
+    assert match(found, parts, at, recalled, b"other") == {}
+    return {index: one.raw for index, one in match(found, parts, at, recalled, b"e").items()}
 
 
 @pytest.mark.parametrize(
-    ("turns", "found"),
+    ("log", "found"),
     [
-        pytest.param({}, (None, None), id="nothing stored"),
-        pytest.param({b"1": (stored(b"r1"),)}, (stored(b"r1"), None), id="the reply is in the request"),
-        pytest.param({b"1": (stored(b"other"),)}, (None, None), id="another reply"),
-        pytest.param({b"1": (stored(),)}, (None, None), id="an answer nobody saw"),
-        pytest.param({b"2": (stored(b"r2"),)}, (None, None), id="one reply of two"),
-        pytest.param({b"2": (stored(b"r2", b"r3"),)}, (None, stored(b"r2", b"r3")), id="all replies of a turn"),
-        pytest.param({b"1": (stored(b"r1", b"x"),)}, (stored(b"r1", b"x"), None), id="one of several answers"),
+        pytest.param({}, {}, id="nothing stored"),
+        pytest.param({1: ((b"x", ("1",), 0),)}, {1: b"x"}, id="the reply is in the request"),
+        pytest.param({1: ((b"x", ("2",), 0),)}, {}, id="another reply"),
+        pytest.param({1: ((b"x", (), 0),)}, {}, id="an answer nobody saw"),
+        pytest.param({1: ((b"x", ("1", "5"), 0),)}, {1: b"x"}, id="one of several answers"),
         pytest.param(
-            {b"1": (stored(b"r1", started=1), stored(b"r1", started=3), stored(b"r1", started=2))},
-            (stored(b"r1", started=3), None),
-            id="the latest attempt",
+            {1: ((b"x", ("1",), 1), (b"y", ("1",), 3), (b"z", ("1",), 2))}, {1: b"y"}, id="the latest attempt"
         ),
         pytest.param(
-            {b"1": (stored(b"r1", started=1), stored(b"other", started=3))},
-            (stored(b"r1", started=1), None),
-            id="the latest attempt whose answer is here",
+            {1: ((b"x", ("1",), 1), (b"y", ("2",), 3))}, {1: b"x"}, id="the latest attempt whose answer is here"
         ),
-        pytest.param({b"3": (stored(),)}, (None, None), id="never the newest turn"),
+        pytest.param(
+            {1: ((b"x", ("1",), 0),), 2: ((b"r", (), 0),)}, {1: b"x", 2: b"r"}, id="the reply as it was forwarded"
+        ),
+        pytest.param(
+            {1: ((b"x", ("1",), 0),), 2: ((b"r", (), 2), (b"s", (), 1))}, {1: b"x", 2: b"s"}, id="the first form of it"
+        ),
+        pytest.param({2: ((b"r", (), 0),)}, {}, id="a reply alone"),
+        pytest.param({3: ((b"x", ("2",), 0),)}, {3: b"x"}, id="a later turn"),
+        pytest.param({5: ((b"x", (), 0),)}, {}, id="never the newest turn"),
+        pytest.param({5: ((b"x", ("1",), 0),)}, {}, id="never the newest turn, answered or not"),
     ],
 )
-def test_a_stored_turn_counts_only_with_its_reply(
-    turns: dict[bytes, tuple[Stored, ...]], found: tuple[Stored | None, ...]
-) -> None:
-    """What was stored is used where the request holds, word for word, the replies that followed."""
-    assert match(LINKS, Recalled(turns=turns)) == found
+def test_a_stored_message_counts_only_with_its_reply(log: Any, found: dict[int, bytes], read: Read) -> None:
+    """What was forwarded is used where the request holds, word for word, the replies that followed."""
+    assert matched(TALK, log, read) == found
 
 
-def test_a_turn_without_an_answer_matches_nothing() -> None:
+def test_every_reply_of_a_turn_must_be_known(read: Read) -> None:
+    """An agent's turn with a step nobody saw is not replayed."""
+    talk: Said = [("u", "Go."), ("a", "1"), ("a", "2"), ("u", "Thanks.")]
+    assert matched(talk, {0: ((b"x", ("1",), 0),)}, read) == {}
+    assert matched(talk, {0: ((b"x", ("1", "2", "3"), 0),)}, read) == {0: b"x"}
+
+
+def test_a_turn_without_an_answer_matches_nothing(read: Read) -> None:
     """Two user messages in a row: nothing shows that what was stored for the first was ever answered."""
-    assert match((Link(b"1", ()), Link(b"2", ())), Recalled(turns={b"1": (stored(),)})) == (None,)
-    assert match((), NOTHING) == ()
+    assert matched([("u", "One?"), ("u", "Two?")], {0: ((b"x", (), 0), (b"y", ("1",), 0))}, read) == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param([{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "?"}], id="media"),
+        pytest.param([{"type": "text", "text": "?", "cache_control": {"type": "ephemeral"}}], id="the client's marks"),
+    ],
+)
+def test_what_does_not_freeze_is_never_replayed(content: object, read: Read) -> None:
+    """Addresses expire, and a request may hold only a few marks."""
+    talk: Said = [("u", content), ("a", "1"), ("u", "Two?")]
+    assert matched(talk, {0: ((b"x", ("1",), 0),), 1: ((b"r", (), 0),)}, read) == {}

@@ -7,7 +7,6 @@ import orjson
 import pytest
 
 from proxy.core import measure, tokens
-from proxy.core.lineage import Recalled
 from proxy.core.measure import Layers
 from proxy.core.plan import Plan
 from proxy.core.request import Request
@@ -86,12 +85,12 @@ def test_a_library_is_weighed_in_its_layer(cut: bool, talk: Callable[[], Any], m
     """L2 holds the library's tokens, wherever its halves stand; the sum stays exact."""
     page = f"<url_content><url>https://a.b</url>{WORDS}</url_content>"
     chat = talk()
-    chat.say({"messages": [SYSTEM, user(f"{note('a.md')}\n{page}\nWhy?")]}, "ok")
+    chat.say({"messages": [SYSTEM, user(f"{note('a.md')}\n{page}\nWhy?")]}, "ok", promotion="eager")
     body = {"messages": [SYSTEM, user("Why?"), OK, user(note("a.md") + "\n\nAgain?")]}
-    recalled = Recalled(turns=chat.turns)
-    found, made = make(body, recalled, named=True, budget=4_300 if cut else None)
+    how: dict[str, Any] = {"promotion": "eager", "budget": 4_300 if cut else None}
+    found, made = make(body, chat.recalled, named=True, **how)
     layers = measure.layers(found, made.draft, scale)
-    assert layers.total == whole(chat.say(body, budget=4_300 if cut else None))
+    assert layers.total == whole(chat.say(body, **how))
     by_name = {layer.name: layer for layer in layers.each}
     assert (by_name["L2"].tokens > 160) is not cut
     assert by_name["L1"].tokens == tokens.message(orjson.dumps(SYSTEM), count)

@@ -7,7 +7,6 @@ import orjson
 import pytest
 
 from proxy.core import measure
-from proxy.core.lineage import NOTHING
 from proxy.core.plan import ACTIONS, Plan
 from proxy.core.request import Request
 from proxy.memo import TokenScale
@@ -219,27 +218,28 @@ def test_the_library_goes_before_history(talk: Callable[[], Any], make: Make) ->
     """What the client itself left out is the first that is left out again, and said so."""
     note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
     named = talk()
-    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok", promotion="eager")
     body = chat([SYSTEM, user("One?"), assistant("ok"), user("Two?")])
-    assert b"context_library" in named.say(body)
-    assert b"context_library" not in named.say(body, budget=4_096 + 250)
-    recalled = type(NOTHING)(turns=named.turns)
-    _, made = make(body, recalled, named=True, budget=4_096 + 250)
+    assert b"context_library" in named.say(body, promotion="eager")
+    assert b"context_library" not in named.say(body, promotion="eager", budget=4_096 + 250)
+    _, made = make(body, named.recalled, named=True, promotion="eager", budget=4_096 + 250)
     assert (made.actions, made.dropped_turns, made.fits) == (("library_left_out",), 0, True)
     assert not made.draft.library
 
 
-def test_anonymous_requests_replay_nothing(talk: Callable[[], Any], forward: Forward) -> None:
+@pytest.mark.parametrize("promotion", ["deferred", "eager"])
+def test_anonymous_requests_replay_nothing(promotion: str, talk: Callable[[], Any], forward: Forward) -> None:
     """Whatever memory holds, an anonymous request is forwarded from its own content alone."""
     note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
     named = talk()
-    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok", promotion=promotion)
     body = orjson.dumps(chat([SYSTEM, user("One?"), assistant("ok"), user("Two?")]))
-    assert forward(body, type(NOTHING)(turns=named.turns), named=False) == body
+    assert forward(body, named.recalled, named=False, promotion=promotion) == body
 
 
+@pytest.mark.parametrize("promotion", ["deferred", "eager"])
 @pytest.mark.parametrize(
-    ("then", "library"),
+    ("then", "replayed"),
     [
         pytest.param([user("One?"), assistant("ok"), user("Two?")], True, id="the next turn"),
         pytest.param([user("One?"), assistant("not ok"), user("Two?")], False, id="another reply"),
@@ -249,12 +249,16 @@ def test_anonymous_requests_replay_nothing(talk: Callable[[], Any], forward: For
         pytest.param([user("One?"), user("Two?")], False, id="no reply"),
     ],
 )
-def test_only_a_matched_turn_is_replayed(then: list[dict[str, Any]], library: bool, talk: Callable[[], Any]) -> None:
+def test_only_a_matched_turn_is_replayed(
+    then: list[dict[str, Any]], replayed: bool, promotion: str, talk: Callable[[], Any]
+) -> None:
     """Edits, retries and side requests fork: where nothing matches, nothing stored is used."""
     note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
     named = talk()
-    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok")
-    assert (b"context_library" in named.say(chat([SYSTEM, *then]))) is library
+    named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok", promotion=promotion)
+    sent = named.say(chat([SYSTEM, *then]), promotion=promotion)
+    assert (note.encode() in sent) is replayed
+    assert (b"context_library" in sent) is (replayed and promotion == "eager")
 
 
 def test_every_action_is_in_the_closed_set(make: Make) -> None:

@@ -89,6 +89,7 @@ def spell(messages: Messages, style: int, **fields: object) -> bytes:
 
 
 styles = st.integers(0, 3)
+promotions = st.sampled_from(["deferred", "eager"])
 
 
 def texts(message: dict[str, Any]) -> list[str]:
@@ -147,7 +148,9 @@ def test_the_same_request_gives_the_same_bytes(
     analyst, scale = Analyst(Tags.of(), max_bytes=1), TokenScale("o200k_base", max_bytes=1)
     found = request.read(body, analyst.analyse, count)
     policy = plan.Policy(mode="layered", budget_tokens=budget, reserve_tokens=4_096, over_budget="forward")
-    made = plan.make(found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale)
+    made = plan.make(
+        found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale, look=analyst.analyse, now=9.0
+    )
     assert render.body(found, made.draft, ask_usage=False) == forward(body, budget=budget)
 
 
@@ -282,9 +285,10 @@ def test_the_cut_holds_still_while_a_conversation_grows(
     talk_of=st.lists(st.tuples(st.lists(blocks, max_size=3), questions), min_size=1, max_size=6),
     keeps=st.lists(st.booleans(), min_size=6, max_size=6),
     style=styles,
+    promotion=promotions,
 )
 def test_a_named_conversation_loses_nothing(
-    talk_of: Sequence[tuple[list[str], str]], keeps: list[bool], style: int, talk: Callable[[], Any]
+    talk_of: Sequence[tuple[list[str], str]], keeps: list[bool], style: int, promotion: str, talk: Callable[[], Any]
 ) -> None:
     """Rules 9 and 10: with a client that keeps context in history or not, each reference is what was attached."""
     named = talk()
@@ -292,10 +296,10 @@ def test_a_named_conversation_loses_nothing(
     for place, (attached, question) in enumerate(talk_of):
         ask = f"{place} {question}"
         full = {"role": "user", "content": "\n".join([*attached, ask])}
-        sent = messages_of(named.say(spell([*history, full], style), f"Answer {place}."))
+        sent = messages_of(named.say(spell([*history, full], style), f"Answer {place}.", promotion=promotion))
         assert read_back(sent)[-1] == [words(full["content"])]
         assert [message["role"] for message in sent] == [message["role"] for message in [*history, full]]
-        again = messages_of(named.say(spell([*history, full], style), f"Answer {place}."))
+        again = messages_of(named.say(spell([*history, full], style), f"Answer {place}.", promotion=promotion))
         assert again == sent
         history += [full if keeps[place] else {"role": "user", "content": ask}]
         history += [{"role": "assistant", "content": f"Answer {place}."}]
@@ -304,14 +308,14 @@ def test_a_named_conversation_loses_nothing(
 @settings(deadline=None, max_examples=60)
 @given(attached=st.lists(st.lists(blocks, max_size=3), min_size=2, max_size=6))
 def test_the_library_only_grows_at_its_end(attached: list[list[str]], talk: Callable[[], Any]) -> None:
-    """What stands in L2 never changes: each turn's system message begins with the one before, less its closing tag."""
+    """Under eager what stands in L2 never changes: each turn's system message begins with the one before, less its closing tag."""
     named = talk()
     history: Messages = [{"role": "system", "content": "You help."}]
     before = ""
     for place, items in enumerate(attached):
         pages = [item for item in items if item.startswith("<note_context>")]
         full = {"role": "user", "content": "\n".join([*pages, f"{place}?"])}
-        system = messages_of(named.say(spell([*history, full], 0), f"{place}."))[0]["content"]
+        system = messages_of(named.say(spell([*history, full], 0), f"{place}.", promotion="eager"))[0]["content"]
         assert system.startswith(before.removesuffix("\n</context_library>"))
         before = system
         history += [{"role": "user", "content": f"{place}?"}, {"role": "assistant", "content": f"{place}."}]

@@ -12,11 +12,12 @@ import pytest
 import redis
 
 from proxy.core.items import Item
+from proxy.core.lineage import Epoch
 from proxy.core.request import hints
 from proxy.memo import count
 from proxy.memory.local import LocalStore
 from proxy.memory.redis import RedisStore
-from proxy.memory.store import Store, Turn
+from proxy.memory.store import Entry, Store
 
 
 class Clock:
@@ -131,10 +132,27 @@ def item() -> Callable[..., Item]:
 
 
 @pytest.fixture(scope="session")
-def turn(item: Callable[..., Item]) -> Callable[..., Turn]:
-    """A turn by a short key that brings items by name."""
+def entry() -> Callable[..., Entry]:
+    """A message at a place, which says something, in the log of an epoch."""
 
-    def make(key: str, *names: str, started: float = 1.0) -> Turn:
-        return Turn(key=key.encode(), started=started, items=tuple(item(name, f"content of {name}") for name in names))
+    def make(place: str, text: str = "", *replies: bytes, started: float = 1.0, epoch: str = "e") -> Entry:
+        raw = orjson.dumps({"role": "user", "content": text or f"content of {place}"})
+        return Entry(epoch=epoch.encode(), place=place.encode(), started=started, raw=raw, replies=replies)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def epoch(item: Callable[..., Item]) -> Callable[..., Epoch]:
+    """An epoch that began at a place, with a system message and a library."""
+
+    def make(place: str, *names: str, **fields: object) -> Epoch:
+        leading = (orjson.dumps({"role": "system", "content": f"L1 of {place}"}),)
+        library = tuple(item(name, f"content of {name}") for name in names)
+        told: dict[str, object] = {
+            "place": place.encode(), "number": 0, "started": 1.0, "reason": "first", "leading": leading,
+            "l1": b"l1 \xff", "tools": b"tools", "library": library, **fields,
+        }  # fmt: skip
+        return Epoch(**told)  # type: ignore[arg-type]
 
     return make

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core.items import Item
+from proxy.core.lineage import Epoch
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Tally, Turn, View
+from proxy.memory.store import Entry, Tally, View
 
-Make = Callable[..., Turn]
+Make = Callable[..., Entry]
+Begin = Callable[..., Epoch]
 
 
 @pytest.fixture
@@ -17,82 +18,115 @@ def local(clock: Any) -> LocalStore:
     return LocalStore(max_bytes=10_000, ttl_seconds=60, clock=clock)
 
 
-async def keys(local: LocalStore, conversation: str) -> list[bytes]:
-    return list((await local.recall(conversation)).recalled.turns)
+async def places(local: LocalStore, conversation: str) -> list[bytes]:
+    return [place for _, place in (await local.recall(conversation)).recalled.log]
 
 
-async def test_a_conversation_is_forgotten_after_its_time(local: LocalStore, clock: Any, turn: Make) -> None:
+async def test_a_conversation_is_forgotten_after_its_time(
+    local: LocalStore, clock: Any, entry: Make, epoch: Begin
+) -> None:
     """The time slides with each use."""
-    await local.remember("c", turn("k", "a"))
+    await local.remember("c", [entry("k")], epoch("k"))
     clock.now += 59
-    assert await keys(local, "c") == [b"k"]
+    assert await places(local, "c") == [b"k"]
     clock.now += 59
-    assert await keys(local, "c") == [b"k"]
+    assert await places(local, "c") == [b"k"]
     clock.now += 61
-    assert await keys(local, "c") == []
+    assert await places(local, "c") == []
+    assert (await local.recall("c")).recalled.epochs == {}
 
 
-async def test_the_least_recently_used_goes_first(local: LocalStore, item: Callable[..., Item]) -> None:
+async def test_the_least_recently_used_goes_first(local: LocalStore, entry: Make) -> None:
     """Beyond the bound whole conversations go, and never the one in use."""
     for name in "abc":
-        await local.remember(name, Turn(key=b"k", started=1, items=(item(name, "x" * 2_000),)))
-    assert await keys(local, "a") == [b"k"]
-    await local.remember("d", Turn(key=b"k", started=1, items=(item("d", "x" * 3_000),)))
-    assert [bool(await keys(local, name)) for name in "abcd"] == [True, False, True, True]
+        await local.remember(name, [entry("k", name + "x" * 2_000)], None)
+    assert await places(local, "a") == [b"k"]
+    await local.remember("d", [entry("k", "d" + "x" * 3_000)], None)
+    assert [bool(await places(local, name)) for name in "abcd"] == [True, False, True, True]
 
 
-async def test_one_conversation_larger_than_all_is_not_kept(local: LocalStore, item: Callable[..., Item]) -> None:
+async def test_one_conversation_larger_than_all_is_not_kept(local: LocalStore, entry: Make) -> None:
     """The bound is a bound."""
-    await local.remember("c", Turn(key=b"k", started=1, items=(item("a", "x" * 20_000),)))
-    assert await keys(local, "c") == []
-    await local.remember("d", Turn(key=b"k", started=1, items=(item("a", "x" * 2_000),)))
-    assert await keys(local, "d") == [b"k"]
+    await local.remember("c", [entry("k", "x" * 20_000)], None)
+    assert await places(local, "c") == []
+    await local.remember("d", [entry("k", "x" * 2_000)], None)
+    assert await places(local, "d") == [b"k"]
 
 
-async def test_the_same_content_counts_once(local: LocalStore, item: Callable[..., Item]) -> None:
-    """A note attached in every turn takes its room once."""
-    for turn in range(8):
-        await local.remember("c", Turn(key=b"%d" % turn, started=1, items=(item("a", "x" * 2_000),)))
-    assert len(await keys(local, "c")) == 8
+async def test_the_same_content_counts_once(local: LocalStore, entry: Make) -> None:
+    """A message forwarded in every epoch takes its room once."""
+    for number in range(8):
+        await local.remember("c", [entry("k", "x" * 2_000, epoch=f"{number}")], None)
+    assert len(await places(local, "c")) == 8
 
 
-@pytest.mark.parametrize("kind", ["answered", "seen", "conversations"])
-async def test_everything_kept_counts(kind: str, clock: Any, turn: Make) -> None:
-    """Answers, views and empty conversations cannot grow beyond the bound either."""
+@pytest.mark.parametrize("kind", ["answered", "seen", "conversations", "leading", "libraries", "epochs", "places"])
+async def test_everything_kept_counts(kind: str, clock: Any, entry: Make, epoch: Begin) -> None:
+    """Answers, views, epochs and empty conversations cannot grow beyond the bound either."""
     local = LocalStore(max_bytes=20_000, ttl_seconds=60, clock=clock)
-    await local.remember("first", turn("k", "a"))
+    await local.remember("first", [entry("k")], None)
     for number in range(2_000):
-        if kind == "answered":
-            await local.remember("c", turn("k", "a"))
-            await local.answered("c", turn("k", "a"), [b"%016d" % number])
-        elif kind == "seen":
-            await local.seen(f"c{number}", View(at=1, turns=1, layers=[["L1", 1, "x"]], library=[]), Tally())
-        else:
-            await local.answered(f"c{number}", turn("k", "a"), [b"1"])
-    assert await keys(local, "first") == []
+        match kind:
+            case "answered":
+                await local.remember("c", [entry("k")], None)
+                await local.answered("c", entry("k"), [b"%016d" % number])
+            case "seen":
+                await local.seen(f"c{number}", View(at=1, turns=1, layers=[["L1", 1, "x"]], library=[]), Tally())
+            case "conversations":
+                await local.answered(f"c{number}", entry("k"), [b"1"])
+            case "leading":
+                await local.remember("c", [], epoch(f"{number}", leading=(b"x" * 100,)))
+            case "libraries":
+                await local.remember("c", [], epoch(f"{number}", f"{number}", leading=()))
+            case "epochs":
+                await local.remember("c", [], epoch(f"{number}", leading=()))
+            case _:
+                await local.remember("c", [entry(f"{number}")], None)
+    assert await places(local, "first") == []
 
 
-async def test_attempts_at_one_turn_are_bounded(local: LocalStore, turn: Make) -> None:
+async def test_attempts_at_one_turn_are_bounded(local: LocalStore, entry: Make) -> None:
     """Not even a client that tries for ever fills the memory."""
     for number in range(40):
-        await local.remember("c", turn("k", f"{number}"))
-    assert len((await local.recall("c")).recalled.turns[b"k"]) == 16
+        await local.remember("c", [entry("k", f"{number}")], None)
+    assert len((await local.recall("c")).recalled.log[b"e", b"k"]) == 16
 
 
-async def test_another_stores_word_replaces_what_was_known(local: LocalStore, clock: Any, turn: Make) -> None:
-    """It takes the place of turns, and leaves the view."""
+async def test_another_stores_word_replaces_what_was_known(
+    local: LocalStore, clock: Any, entry: Make, epoch: Begin
+) -> None:
+    """It takes the place of messages and epochs, and leaves the view."""
     other = LocalStore(max_bytes=10_000, ttl_seconds=60, clock=clock)
-    await other.remember("c", turn("new", "b"))
-    await local.remember("c", turn("old", "a"))
+    await other.remember("c", [entry("new", started=7.0)], epoch("new", "b"))
+    await local.remember("c", [entry("old")], epoch("old", "a"))
     await local.seen("c", View(at=1, turns=1, layers=[], library=[]), Tally())
     local.replace("c", other.copy("c"))
     assert local.copy("c") == other.copy("c")
+    assert local.copy("c").seen_at == 7.0
     assert await local.view("c") is not None
 
 
-async def test_closing_forgets_all(local: LocalStore, turn: Make) -> None:
+async def test_nothing_replaces_nothing(local: LocalStore, clock: Any) -> None:
+    """Of a conversation nobody knows, no trace is kept."""
+    local.replace("c", LocalStore(max_bytes=10_000, ttl_seconds=60, clock=clock).copy("c"))
+    assert await local.forget("c") is False
+
+
+async def test_what_was_recalled_does_not_change(local: LocalStore, entry: Make, epoch: Begin) -> None:
+    """A plan under way reads the value it was given, whatever is written meanwhile."""
+    await local.remember("c", [entry("k")], epoch("k"))
+    recalled = (await local.recall("c")).recalled
+    await local.remember("c", [entry("k", "other"), entry("l")], epoch("l"))
+    await local.answered("c", entry("k"), [b"1"])
+    assert list(recalled.epochs) == [b"k"]
+    assert {where: [one.replies for one in tries] for where, tries in recalled.log.items()} == {
+        (b"e", b"k"): [frozenset()]
+    }
+
+
+async def test_closing_forgets_all(local: LocalStore, entry: Make) -> None:
     """And what is remembered afterwards has its full room."""
-    await local.remember("c", turn("k", "a"))
+    await local.remember("c", [entry("k")], None)
     await local.close()
-    assert await keys(local, "c") == []
+    assert await places(local, "c") == []
     assert local.degraded is False

@@ -5,13 +5,16 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from redis.crc import key_slot
 
+from proxy.core.lineage import Epoch
 from proxy.memory.redis import RedisStore
-from proxy.memory.store import Keys, Tally, Turn, Unavailable, View
+from proxy.memory.store import Entry, Keys, Tally, Unavailable, View
 
-Make = Callable[..., Turn]
+Make = Callable[..., Entry]
+Begin = Callable[..., Epoch]
 Connect = Callable[..., RedisStore]
 
 HANG = 10
@@ -22,7 +25,7 @@ VIEW = View(at=1, turns=1, layers=[], library=[])
 async def keys(store: RedisStore, conversation: str = "c") -> tuple[list[bytes], bool]:
     async with asyncio.timeout(HANG):
         answer = await store.recall(conversation)
-    return sorted(answer.recalled.turns), answer.degraded
+    return sorted(place for _, place in answer.recalled.log), answer.degraded
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -31,17 +34,21 @@ async def until(done: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_two_stores_see_each_others_turns(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_two_stores_see_what_the_other_forwarded(
+    redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
     """An agent's next step may reach another replica."""
     one, two = connect(redis_url), connect(redis_url)
-    await one.remember("c", turn("k", "a"))
-    await two.answered("c", turn("k", "a"), [b"1"])
-    await two.remember("c", turn("l", "a", "b"))
+    await one.remember("c", [entry("k", "a")], epoch("k", "a"))
+    await two.answered("c", entry("k", "a"), [b"1"])
+    await two.remember("c", [entry("l", "a", b"2")], epoch("l", "a", "b"))
     seen = (await one.recall("c")).recalled
     assert seen == (await two.recall("c")).recalled
-    assert sorted(seen.turns) == [b"k", b"l"]
-    assert seen.turns[b"k"][0].replies == {b"1"}
-    assert [item.content for item in seen.turns[b"l"][0].items] == [item.content for item in turn("l", "a", "b").items]
+    assert sorted(place for _, place in seen.log) == [b"k", b"l"]
+    assert seen.log[b"e", b"k"][0].replies == {b"1"}
+    assert [frozen.raw for frozen in seen.log[b"e", b"l"]] == [entry("l", "a", b"2").raw]
+    assert seen.log[b"e", b"l"][0].replies == {b"2"}
+    assert seen.epochs == {b"k": epoch("k", "a"), b"l": epoch("l", "a", "b")}
     await one.seen("c", VIEW, Tally(prompt_tokens=1))
     await two.seen("c", VIEW, Tally(prompt_tokens=2))
     found = await one.view("c")
@@ -53,23 +60,80 @@ async def test_two_stores_see_each_others_turns(redis_url: str, raw: Any, connec
     await two.close()
 
 
-async def test_a_turn_being_written_is_known_here(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_what_is_being_written_is_known_here(
+    redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
     """The client's next step may come before the write has ended."""
     store = connect(redis_url)
-    await store.remember("c", turn("k", "a"))
-    writing = asyncio.ensure_future(store.remember("c", turn("l", "b")))
+    await store.remember("c", [entry("k", "a")], epoch("k"))
+    writing = asyncio.ensure_future(store.remember("c", [entry("l", "b"), entry("k", "a")], epoch("l", "b")))
     await asyncio.sleep(0)
-    assert await keys(store) == ([b"k", b"l"], False)
+    during = (await store.recall("c")).recalled
+    assert sorted(place for _, place in during.log) == [b"k", b"l"]
+    assert sorted(during.epochs) == [b"k", b"l"]
+    assert len(during.log[b"e", b"k"]) == 1
     await writing
-    assert await keys(store) == ([b"k", b"l"], False)
+    assert (await store.recall("c")).recalled == during
     await store.close()
 
 
-async def test_everything_of_a_conversation_expires(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_what_is_being_written_does_not_replace_what_another_wrote(
+    server: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """The first writer of an epoch wins, also against what waits here."""
+    one, two = connect(server.url), connect(server.url)
+    await two.remember("c", [entry("k", "two")], epoch("k", "b", started=2.0))
+    writing = asyncio.ensure_future(one.remember("c", [entry("k", "one")], epoch("k", "a", started=1.0)))
+    await asyncio.sleep(0)
+    found = (await one.recall("c")).recalled
+    assert found.epochs == {b"k": epoch("k", "b", started=2.0)}
+    assert len(found.log[b"e", b"k"]) == 2
+    await writing
+    assert (await one.recall("c")).recalled == (await two.recall("c")).recalled
+    assert (await two.recall("c")).recalled.epochs == found.epochs
+    await one.close()
+    await two.close()
+
+
+async def test_answers_that_come_while_the_message_is_being_written_count(
+    redis_url: str, raw: Any, connect: Connect, entry: Make
+) -> None:
+    """A short answer may end before a slow write does."""
+    store = connect(redis_url)
+    writing = asyncio.ensure_future(store.remember("c", [entry("k", "a")], None))
+    await asyncio.sleep(0)
+    await store.answered("c", entry("k", "a"), [b"1"])
+    await writing
+    assert (await store.recall("c")).recalled.log[b"e", b"k"][0].replies == {b"1"}
+    await store.close()
+
+
+async def test_pending_writes_end_however_the_write_does(
+    server: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """A write that failed is not shown for ever as if it would still come: Redis's word is what replicas share."""
+    store, other = connect(server.url), connect(server.url)
+    await other.remember("c", [entry("k", "a")], epoch("k"))
+    server.freeze()
+    await store.remember("c", [entry("l", "b")], epoch("l"))
+    server.thaw()
+    await until(lambda: not store.degraded)
+    leaving = asyncio.ensure_future(store.remember("c", [entry("m", "c")], epoch("m")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    async with asyncio.timeout(HANG):
+        while (await store.recall("c")).recalled != (await other.recall("c")).recalled:
+            await asyncio.sleep(0.02)
+    await store.close()
+    await other.close()
+
+
+async def test_everything_of_a_conversation_expires(redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
     """Each key has its time to live, which slides with each use."""
     store = connect(redis_url, ttl_seconds=500)
-    await store.remember("c", turn("k", "a"))
-    await store.answered("c", turn("k", "a"), [b"1"])
+    await store.remember("c", [entry("k", "a")], None)
+    await store.answered("c", entry("k", "a"), [b"1"])
     await store.seen("c", VIEW, Tally(prompt_tokens=1))
     stored = raw.keys("*")
     assert len(stored) == 4
@@ -78,18 +142,18 @@ async def test_everything_of_a_conversation_expires(redis_url: str, raw: Any, co
         raw.expire(key, 100)
     await store.recall("c")
     slid = [key for key in stored if raw.ttl(key) > 490]
-    assert sorted(key.rpartition(b":")[2] for key in slid) == [b"contents", b"turns"]
+    assert sorted(key.rpartition(b":")[2] for key in slid) == [b"contents", b"log"]
     await store.close()
 
 
 async def test_keys_of_one_conversation_are_one_cluster_slot(
-    redis_url: str, raw: Any, connect: Connect, turn: Make
+    redis_url: str, raw: Any, connect: Connect, entry: Make
 ) -> None:
     """They share a hash tag, so that one script and one pipeline may touch them all."""
     store = connect(redis_url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], None)
     await store.seen("c", VIEW, Tally(prompt_tokens=1))
-    await store.remember("d", turn("k", "a"))
+    await store.remember("d", [entry("k", "a")], None)
     slots = {conversation: {key_slot(key) for key in raw.keys(f"*{{{conversation}}}*")} for conversation in "cd"}
     assert (len(raw.keys("*{c}*")), len(raw.keys("*"))) == (4, 6)
     assert [len(found) for found in slots.values()] == [1, 1]
@@ -97,18 +161,18 @@ async def test_keys_of_one_conversation_are_one_cluster_slot(
     await store.close()
 
 
-async def test_no_stored_key_names_anybody(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_no_stored_key_names_anybody(redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
     """No conversation id, API key, tenant or user stands in a key or in a counter's name."""
     store, digests = connect(redis_url), Keys(b"secret")
     partition = digests.partition({"authorization": "Bearer sk-very-secret"})
     for owner in (partition, digests.partition("acme")):
         conversation = digests.conversation(owner, "chat-with-ann", "ann@example.org")
-        await store.remember(conversation, turn("k", "a"))
+        await store.remember(conversation, [entry("k", "a")], None)
         await store.seen(conversation, VIEW, Tally(prompt_tokens=1))
         store.count(owner, Tally(prompt_tokens=1, cached_tokens=1))
     await store.secret()
-    await until(lambda: len(raw.keys("strata:1:tenant:*")) == 2)
-    names = b" ".join([*raw.keys("*"), *(field for key in raw.keys("*:turns") for field in raw.hkeys(key))])
+    await until(lambda: len(raw.keys("strata:2:tenant:*")) == 2)
+    names = b" ".join([*raw.keys("*"), *(field for key in raw.keys("*:log") for field in raw.hkeys(key))])
     assert len(raw.keys("*")) == 11
     for word in (b"sk-", b"secret-", b"acme", b"chat", b"ann", b"example", b"Bearer"):
         assert word not in names
@@ -121,10 +185,10 @@ async def test_counts_of_a_second_are_written_together(redis_url: str, raw: Any,
     for _ in range(5):
         one.count("p", Tally(prompt_tokens=10, cached_tokens=2))
         two.count("p", Tally(prompt_tokens=1))
-    await until(lambda: raw.hget("strata:1:tenant:p", "requests") == b"10")
-    assert raw.hgetall("strata:1:tenant:p") == {b"requests": b"10", b"prompt_tokens": b"55", b"cached_tokens": b"10"}
+    await until(lambda: raw.hget("strata:2:tenant:p", "requests") == b"10")
+    assert raw.hgetall("strata:2:tenant:p") == {b"requests": b"10", b"prompt_tokens": b"55", b"cached_tokens": b"10"}
     one.count("p", Tally())
-    await until(lambda: raw.hget("strata:1:tenant:p", "requests") == b"11")
+    await until(lambda: raw.hget("strata:2:tenant:p", "requests") == b"11")
     await one.close()
     await two.close()
 
@@ -141,11 +205,11 @@ async def test_replicas_share_one_secret(redis_url: str, raw: Any, connect: Conn
 
 
 async def test_a_killed_redis_costs_nothing_but_its_memory(
-    server: Any, connect: Connect, turn: Make, told: Any
+    server: Any, connect: Connect, entry: Make, told: Any
 ) -> None:
     """The local copy answers, degraded; the breaker opens after three failures and closes by itself."""
     store = connect(server.url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], None)
     assert await keys(store) == ([b"k"], False)
     server.kill()
     for failures in range(1, 4):
@@ -157,8 +221,8 @@ async def test_a_killed_redis_costs_nothing_but_its_memory(
     assert await keys(store) == ([b"k"], True)
     assert told.errors == ["recall"] * 3
     async with asyncio.timeout(HANG):
-        await store.remember("c", turn("l", "b"))
-        await store.answered("c", turn("l", "b"), [b"1"])
+        await store.remember("c", [entry("l", "b")], None)
+        await store.answered("c", entry("l", "b"), [b"1"])
         await store.seen("c", VIEW, Tally(prompt_tokens=1))
         store.count("p", Tally())
         assert await store.view("c") is not None
@@ -169,16 +233,16 @@ async def test_a_killed_redis_costs_nothing_but_its_memory(
     server.start()
     await until(lambda: not store.degraded)
     assert told.states == [True, False]
-    await store.remember("c", turn("m", "c"))
+    await store.remember("c", [entry("m", "c")], None)
     assert await keys(store) == ([b"m"], False)
     await store.close()
 
 
-async def test_a_frozen_redis_is_not_waited_for(server: Any, connect: Connect, turn: Make, told: Any) -> None:
+async def test_a_frozen_redis_is_not_waited_for(server: Any, connect: Connect, entry: Make, told: Any) -> None:
     """Recall is bounded, and once thawed no answer belongs to another's question."""
     store = connect(server.url)
     for name in "cd":
-        await store.remember(name, turn(name, name))
+        await store.remember(name, [entry(name, name)], None)
     assert await keys(store, "d") == ([b"d"], False)
     server.freeze()
     found = await asyncio.gather(*(keys(store, name) for name in "cdcdcd"))
@@ -195,10 +259,10 @@ async def test_a_frozen_redis_is_not_waited_for(server: Any, connect: Connect, t
     await store.close()
 
 
-async def test_one_frozen_moment_opens_nothing(server: Any, connect: Connect, turn: Make, told: Any) -> None:
+async def test_one_frozen_moment_opens_nothing(server: Any, connect: Connect, entry: Make, told: Any) -> None:
     """Failures are counted in a row: an answer in between starts anew."""
     store = connect(server.url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], None)
     for _ in range(4):
         server.freeze()
         assert await keys(store) == ([b"k"], True)
@@ -209,12 +273,12 @@ async def test_one_frozen_moment_opens_nothing(server: Any, connect: Connect, tu
     await store.close()
 
 
-async def test_a_write_into_a_frozen_redis_ends(server: Any, connect: Connect, turn: Make, told: Any) -> None:
+async def test_a_write_into_a_frozen_redis_ends(server: Any, connect: Connect, entry: Make, told: Any) -> None:
     """What could not be written is still known here."""
     store = connect(server.url)
     server.freeze()
     async with asyncio.timeout(HANG):
-        await store.remember("c", turn("k", "a"))
+        await store.remember("c", [entry("k", "a")], None)
         with pytest.raises(Unavailable):
             await store.forget("d")
     assert told.errors == ["remember", "forget"]
@@ -222,7 +286,7 @@ async def test_a_write_into_a_frozen_redis_ends(server: Any, connect: Connect, t
     await store.close()
 
 
-async def test_a_redis_that_was_never_there(server: Any, connect: Connect, turn: Make, told: Any) -> None:
+async def test_a_redis_that_was_never_there(server: Any, connect: Connect, entry: Make, told: Any) -> None:
     """The proxy starts and works without it, and finds it when it comes."""
     server.kill()
     store = connect(server.url)
@@ -248,84 +312,149 @@ async def test_a_store_closed_while_it_looks_for_redis(server: Any, connect: Con
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_flushed_redis_has_forgotten(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_a_flushed_redis_has_forgotten(redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
     """That is an answer, no failure; what comes then is remembered anew."""
     store = connect(redis_url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], None)
     await store.recall("c")
     raw.flushall()
     assert await keys(store) == ([], False)
-    await store.remember("c", turn("l", "a"))
+    await store.remember("c", [entry("l", "a")], None)
     assert await keys(store) == ([b"l"], False)
     raw.execute_command("SCRIPT", "FLUSH")
     assert await keys(store) == ([b"l"], False)
     await store.close()
 
 
-TURNS, CONTENTS = "strata:1:{c}:turns", "strata:1:{c}:contents"
+LOG, CONTENTS = "strata:2:{c}:log", "strata:2:{c}:contents"
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param({b"": b""}, id="an empty field"),
-        pytest.param({b"abc": b"x"}, id="no digest"),
+        pytest.param({b"abc": b"x"}, id="an unknown kind"),
         pytest.param({b"zz:zz": b"x"}, id="no hexadecimal"),
-        pytest.param({b"6b:6b": b"\xc1garbage"}, id="a garbage attempt"),
-        pytest.param({b"6b:6b": b"\x90"}, id="an empty attempt"),
-        pytest.param({b"6b:6b": b""}, id="no attempt"),
-        pytest.param({b"6b:6b:zz": b""}, id="a garbage reply"),
-        pytest.param({b"6b:6b:6b:6b:6b": b""}, id="too many parts"),
+        pytest.param({b"m": b"1.0"}, id="a message without a place"),
+        pytest.param({b"m:6b:6b:zz": b"1.0"}, id="a garbage attempt"),
+        pytest.param({b"m:6b:6b:6b": b"yesterday"}, id="a garbage time"),
+        pytest.param({b"m:6b:6b:6b": b""}, id="no time"),
+        pytest.param({b"m:6b:6b:6b:6b": b"1.0"}, id="too many parts"),
+        pytest.param({b"m:6b:6c:6b": b"1.0"}, id="a message without content"),
+        pytest.param({b"r": b""}, id="a reply to nothing"),
+        pytest.param({b"r:6b": b""}, id="a reply without a message"),
+        pytest.param({b"r:6b:6b:6b:zz": b""}, id="a garbage reply"),
+        pytest.param({b"seen": b"never"}, id="a garbage last time"),
+        pytest.param({b"seen:6b": b"1.0"}, id="a last time of something"),
+        pytest.param({b"e": b""}, id="an epoch without a place"),
+        pytest.param({b"e:6b:6b": b"\x90"}, id="an epoch with two places"),
+        pytest.param({b"e:zz": b"\x90"}, id="a garbage place"),
         pytest.param({b"\xff\xfe:\xff": b"x"}, id="no UTF-8"),
-        pytest.param(
-            {b"6b:6b": b"\x92\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\x91\x96\x01\x02\x03\x04\x05\x06"}, id="types"
-        ),
     ],
 )
-async def test_a_redis_that_lies_about_turns(
-    fields: dict[bytes, bytes], redis_url: str, raw: Any, connect: Connect, turn: Make
+async def test_a_redis_that_lies_in_its_log(
+    fields: dict[bytes, bytes], redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
 ) -> None:
-    """Garbage is not believed: at worst the local copy answers, degraded."""
+    """Garbage is not believed: it is left out, or at worst the local copy answers, degraded."""
     store = connect(redis_url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], epoch("p", "a"))
     await store.recall("c")
-    raw.hset(TURNS, mapping=fields)
-    turns, degraded = await keys(store)
-    assert b"k" in turns
-    assert (await store.recall("c")).recalled.turns[b"k"][-1].items in {turn("k", "a").items, ()}
-    assert degraded or len(turns) == 1
+    raw.hset(LOG, mapping=fields)
+    async with asyncio.timeout(HANG):
+        found = (await store.recall("c")).recalled
+    assert [frozen.raw for frozen in found.log[b"e", b"k"]] == [entry("k", "a").raw]
+    assert (list(found.log), found.epochs) == ([(b"e", b"k")], {b"p": epoch("p", "a")})
     await store.close()
+
+
+def garbage_epochs() -> list[bytes]:
+    good = [0, 1.0, "first", [], b"l1", b"tools", [], [], False]
+    wrong = [["0", *good[1:]], [*good[:2], "whim", *good[3:]], [*good[:3], ["no bytes"], *good[4:]], good[:4],
+             [*good[:6], [["tag"]], *good[7:]], [*good[:7], [[b"one"]], False], {"place": 1}, 7]  # fmt: skip
+    return [b"", b"\xc1garbage", b"\x90", *(msgspec.msgpack.encode(value) for value in wrong)]
+
+
+@pytest.mark.parametrize("packed", garbage_epochs())
+async def test_a_garbage_epoch_is_left_out(
+    packed: bytes, redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """The rest of the log is still believed, by every replica: one bad value does not cost a conversation its memory."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.remember("c", [entry("k", "a")], epoch("p", "a"))
+    raw.hset(LOG, "e:6b", packed)
+    for store in (one, two):
+        async with asyncio.timeout(HANG):
+            answer = await store.recall("c")
+        assert answer.recalled.epochs == {b"p": epoch("p", "a")}
+        assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").raw]
+    await one.close()
+    await two.close()
+
+
+@pytest.mark.parametrize("content", [None, b"another content", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("what", ["leading", "library"])
+async def test_an_epoch_whose_content_is_missing_is_left_out(
+    what: str, content: bytes | None, redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """Nobody's content is ever taken for another's; the other epochs stay, and nothing is degraded."""
+    one, two = connect(redis_url), connect(redis_url)
+    lied, kept = epoch("p", "a", "b"), epoch("q", "c")
+    await one.remember("c", [entry("k", "a")], lied)
+    await one.remember("c", [], kept)
+    digest = hashlib.sha256(lied.leading[0]).hexdigest() if what == "leading" else lied.library[1].sha256.hex()
+    if content is None:
+        raw.hdel(CONTENTS, digest)
+    else:
+        raw.hset(CONTENTS, digest, content)
+    answer = await two.recall("c")
+    assert (answer.recalled.epochs, answer.degraded) == ({b"q": kept}, False)
+    assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").raw]
+    await one.close()
+    await two.close()
 
 
 @pytest.mark.parametrize("content", [b"another content", b"", b"\xff\xfe"])
 async def test_a_content_that_is_not_what_its_digest_says(
-    content: bytes, redis_url: str, raw: Any, connect: Connect, turn: Make
+    content: bytes, redis_url: str, raw: Any, connect: Connect, entry: Make
 ) -> None:
     """It is left out: nobody's content is ever taken for another's."""
     one, two = connect(redis_url), connect(redis_url)
-    await one.remember("c", turn("k", "a", "b"))
-    lied = turn("k", "a").items[0].sha256.hex()
-    raw.hset(CONTENTS, lied, content)
-    found = (await two.recall("c")).recalled.turns[b"k"][0]
-    assert found.items == turn("k", "b").items
+    await one.remember("c", [entry("k", "a"), entry("k", "b")], None)
+    raw.hset(CONTENTS, entry("k", "a").attempt.hex(), content)
+    found = (await two.recall("c")).recalled.log[b"e", b"k"]
+    assert [frozen.raw for frozen in found] == [entry("k", "b").raw]
     raw.hset(CONTENTS, "zz", content)
     raw.hset(CONTENTS, hashlib.sha256(b"\xff").hexdigest(), b"\xff")
-    turns, _ = await keys(two)
-    assert turns == [b"k"]
+    places, _ = await keys(two)
+    assert places == [b"k"]
+    await one.close()
+    await two.close()
+
+
+@pytest.mark.parametrize("part", ["log", "contents"])
+async def test_a_redis_that_evicted_one_key(
+    part: str, redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """What is left is no half of a conversation: who has no copy knows nothing."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.remember("c", [entry("k", "a")], epoch("p", "a"))
+    raw.delete(f"strata:2:{{c}}:{part}")
+    answer = await two.recall("c")
+    assert (dict(answer.recalled.log), dict(answer.recalled.epochs), answer.degraded) == ({}, {}, False)
     await one.close()
     await two.close()
 
 
 @pytest.mark.parametrize("kind", ["set", "lpush"])
-async def test_a_key_of_the_wrong_type(kind: str, redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_a_key_of_the_wrong_type(kind: str, redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
     """Whoever wrote it there, no request fails for it."""
     store = connect(redis_url)
-    for part in ("turns", "contents", "view", "stats"):
-        getattr(raw, kind)(f"strata:1:{{c}}:{part}", "x")
+    for part in ("log", "contents", "view", "stats"):
+        getattr(raw, kind)(f"strata:2:{{c}}:{part}", "x")
     assert (await keys(store))[1] is True
     async with asyncio.timeout(HANG):
-        await store.remember("c", turn("k", "a"))
-        await store.answered("c", turn("k", "a"), [b"1"])
+        await store.remember("c", [entry("k", "a")], None)
+        await store.answered("c", entry("k", "a"), [b"1"])
     assert await keys(store) == ([b"k"], True)
     await store.close()
 
@@ -348,32 +477,32 @@ async def test_a_redis_that_lies_about_a_view(
     store = connect(redis_url)
     await store.seen("c", VIEW, Tally(prompt_tokens=1))
     if view is not None:
-        raw.set("strata:1:{c}:view", view)
+        raw.set("strata:2:{c}:view", view)
     if stats:
-        raw.hset("strata:1:{c}:stats", mapping=stats)
+        raw.hset("strata:2:{c}:stats", mapping=stats)
     found = await store.view("c")
     assert found is None or found.turns == 1
     await store.close()
 
 
-async def test_more_requests_than_connections(redis_url: str, raw: Any, connect: Connect, turn: Make) -> None:
+async def test_more_requests_than_connections(redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
     """A burst on a healthy Redis opens no breaker for good, and every request has an answer."""
     store = connect(redis_url)
-    await store.remember("c", turn("k", "a"))
+    await store.remember("c", [entry("k", "a")], None)
     found = await asyncio.gather(*(keys(store) for _ in range(300)))
-    assert {tuple(turns) for turns, _ in found} == {(b"k",)}
+    assert {tuple(places) for places, _ in found} == {(b"k",)}
     await until(lambda: not store.degraded)
     assert await keys(store) == ([b"k"], False)
     await store.close()
 
 
 async def test_a_request_that_is_cancelled_leaves_the_connection_clean(
-    redis_url: str, raw: Any, connect: Connect, turn: Make
+    redis_url: str, raw: Any, connect: Connect, entry: Make
 ) -> None:
     """Its answer is never read as another's."""
     store = connect(redis_url)
     for name in "cd":
-        await store.remember(name, turn(name, name))
+        await store.remember(name, [entry(name, name)], None)
     for steps in range(1, 12):
         leaving = asyncio.ensure_future(store.recall("c"))
         for _ in range(steps):

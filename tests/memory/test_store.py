@@ -5,18 +5,19 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core.items import Item
-from proxy.core.lineage import Recalled, Stored
-from proxy.memory.store import Keys, Store, Tally, Turn, View
+from proxy.core.lineage import Epoch, Frozen, Place, Recalled
+from proxy.memory.store import Entry, Keys, Store, Tally, View
 
-Make = Callable[..., Turn]
-
-
-def stored(turn: Turn, *replies: bytes) -> Stored:
-    return Stored(started=turn.started, items=turn.items, replies=frozenset(replies))
+Make = Callable[..., Entry]
+Begin = Callable[..., Epoch]
 
 
-def by_start(recalled: Recalled) -> dict[bytes, list[Stored]]:
-    return {key: sorted(tries, key=lambda tried: tried.started) for key, tries in recalled.turns.items()}
+def frozen(entry: Entry, *replies: bytes) -> Frozen:
+    return Frozen(started=entry.started, raw=entry.raw, replies=frozenset(replies))
+
+
+def by_start(recalled: Recalled) -> dict[tuple[Place, Place], list[Frozen]]:
+    return {where: sorted(tries, key=lambda tried: tried.started) for where, tries in recalled.log.items()}
 
 
 def view(at: float = 5.0, turns: int = 2) -> View:
@@ -26,75 +27,122 @@ def view(at: float = 5.0, turns: int = 2) -> View:
 async def test_nothing_is_known_of_an_unknown_conversation(store: Store) -> None:
     """Recall, view and forget say so, and nothing is degraded."""
     answer = await store.recall("c")
-    assert (dict(answer.recalled.turns), answer.degraded, store.degraded) == ({}, False, False)
+    assert (answer.recalled, answer.degraded, store.degraded) == (Recalled(), False, False)
     assert await store.view("c") is None
     assert await store.forget("c") is False
 
 
-async def test_what_is_remembered_is_recalled(store: Store, turn: Make, item: Callable[..., Item]) -> None:
-    """With all that makes an item, in its order."""
-    odd = item("é 😀.png", "data:image/png;base64,AA", trust="untrusted", type="note")
-    one = Turn(key=b"k", started=1.5, items=(odd, *turn("k", "a", "b").items))
-    await store.remember("c", one)
+@pytest.mark.parametrize("raw", [b"{}", b'{"a" : "\\u00e9 1.0"}', "{é 😀}".encode(), b"\xff\x00\r\n"])
+async def test_what_is_remembered_is_recalled(raw: bytes, store: Store) -> None:
+    """Byte for byte, with when it was and the answers known."""
+    one = Entry(epoch=b"", place=b"\x00:\xff", started=1_764_450_503.123456, raw=raw, replies=(b"1", b"\xfe"))
+    await store.remember("c", [one], None)
     answer = await store.recall("c")
-    assert by_start(answer.recalled) == {b"k": [stored(one)]}
-    assert answer.recalled.turns[b"k"][0].items[0].promotable is False
+    assert by_start(answer.recalled) == {(b"", b"\x00:\xff"): [frozen(one, b"1", b"\xfe")]}
+    assert answer.recalled.seen_at == one.started
 
 
-async def test_recall_is_the_same_twice(store: Store, turn: Make) -> None:
+async def test_an_epoch_is_recalled(store: Store, epoch: Begin, item: Callable[..., Item]) -> None:
+    """With all that makes an item, in its order, and what the limit cost."""
+    odd = item("é 😀.png", "data:image/png;base64,AA", trust="untrusted", type="note")
+    one = epoch(
+        "p", leading=(b"one", b"two", b"one"), library=(odd, item("a", "word " * 90), odd), reason="dead_weight",
+        number=7, started=2.5, dropped=((b"a", b"b"), (b"\xff", b"")), rewritten=True,
+    )  # fmt: skip
+    await store.remember("c", [], one)
+    assert (await store.recall("c")).recalled.epochs == {b"p": one}
+    two = epoch("q", leading=(), library=())
+    await store.remember("c", [], two)
+    assert (await store.recall("c")).recalled.epochs == {b"p": one, b"q": two}
+
+
+async def test_the_first_writer_of_an_epoch_wins(store: Store, epoch: Begin) -> None:
+    """Of two that race, the other follows from its next request."""
+    await store.remember("c", [], epoch("p", "a", started=1.0))
+    await store.remember("c", [], epoch("p", "b", started=2.0, reason="limit"))
+    assert (await store.recall("c")).recalled.epochs == {b"p": epoch("p", "a", started=1.0)}
+
+
+async def test_an_epoch_and_its_messages_come_together(store: Store, epoch: Begin, entry: Make) -> None:
+    """One write holds all that a request forwarded."""
+    entries = [entry("k", "one", epoch="p"), entry("l", "two", b"1", epoch="p", started=2.0)]
+    await store.remember("c", entries, epoch("p", "a"))
+    recalled = (await store.recall("c")).recalled
+    assert recalled.epochs == {b"p": epoch("p", "a")}
+    assert by_start(recalled) == {(b"p", b"k"): [frozen(entries[0])], (b"p", b"l"): [frozen(entries[1], b"1")]}
+
+
+async def test_recall_is_the_same_twice(store: Store, entry: Make, epoch: Begin) -> None:
     """The second time this process need not be sent the contents again, and knows them all the same."""
-    await store.remember("c", turn("k", "a"))
-    await store.remember("c", turn("l", "a", "b"))
+    await store.remember("c", [entry("k")], epoch("k", "a"))
+    await store.remember("c", [entry("l", "content of k"), entry("l", "other")], epoch("l", "a", "b"))
     first, second = await store.recall("c"), await store.recall("c")
     assert first == second
-    assert len(first.recalled.turns) == 2
+    assert (len(first.recalled.log), len(first.recalled.epochs)) == (2, 2)
 
 
-async def test_conversations_are_apart(store: Store, turn: Make) -> None:
+async def test_conversations_are_apart(store: Store, entry: Make, epoch: Begin) -> None:
     """Neither sees, counts or forgets what is the other's."""
-    await store.remember("c", turn("k", "a"))
-    await store.remember("d", turn("k", "b"))
+    await store.remember("c", [entry("k", "a")], epoch("p", "a"))
+    await store.remember("d", [entry("k", "b")], epoch("p", "b"))
     await store.seen("c", view(), Tally(prompt_tokens=1))
-    assert by_start((await store.recall("d")).recalled) == {b"k": [stored(turn("k", "b"))]}
+    found = (await store.recall("d")).recalled
+    assert by_start(found) == {(b"e", b"k"): [frozen(entry("k", "b"))]}
+    assert found.epochs == {b"p": epoch("p", "b")}
     assert await store.view("d") is None
     assert await store.forget("d") is True
-    assert by_start((await store.recall("c")).recalled) == {b"k": [stored(turn("k", "a"))]}
+    kept = (await store.recall("c")).recalled
+    assert by_start(kept) == {(b"e", b"k"): [frozen(entry("k", "a"))]}
+    assert kept.epochs == {b"p": epoch("p", "a")}
 
 
-async def test_the_first_writer_of_an_attempt_wins(store: Store, turn: Make) -> None:
-    """The same words with the same context again are the same attempt."""
-    await store.remember("c", turn("k", "a", started=1))
-    await store.remember("c", turn("k", "a", started=2))
-    assert by_start((await store.recall("c")).recalled) == {b"k": [stored(turn("k", "a", started=1))]}
+async def test_epochs_are_apart(store: Store, entry: Make) -> None:
+    """The same words are forwarded in one form in each epoch, and answered in each."""
+    one, two = entry("k", "a", epoch="p"), entry("k", "a", epoch="q", started=2.0)
+    await store.remember("c", [one, two], None)
+    await store.answered("c", two, [b"2"])
+    assert by_start((await store.recall("c")).recalled) == {
+        (b"p", b"k"): [frozen(one)], (b"q", b"k"): [frozen(two, b"2")],
+    }  # fmt: skip
 
 
-async def test_attempts_with_other_context_are_apart(store: Store, turn: Make) -> None:
-    """Each has its own items and its own answers."""
-    one, two = turn("k", "a", started=1), turn("k", "b", started=2)
+async def test_the_first_writer_of_an_attempt_wins(store: Store, entry: Make) -> None:
+    """The same words with the same context again are the same attempt; the answers of both count."""
+    await store.remember("c", [entry("k", "a", b"1", started=1)], None)
+    await store.remember("c", [entry("k", "a", b"2", started=2)], None)
+    assert by_start((await store.recall("c")).recalled) == {
+        (b"e", b"k"): [frozen(entry("k", "a", started=1), b"1", b"2")]
+    }
+
+
+async def test_attempts_with_other_context_are_apart(store: Store, entry: Make) -> None:
+    """Each has its own bytes and its own answers."""
+    one, two = entry("k", "a", started=1), entry("k", "b", started=2)
     for tried, reply in ((one, b"1"), (two, b"2")):
-        await store.remember("c", tried)
+        await store.remember("c", [tried], None)
         await store.answered("c", tried, [reply])
-    assert by_start((await store.recall("c")).recalled) == {b"k": [stored(one, b"1"), stored(two, b"2")]}
+    assert by_start((await store.recall("c")).recalled) == {(b"e", b"k"): [frozen(one, b"1"), frozen(two, b"2")]}
 
 
-async def test_all_answers_to_an_attempt_are_kept(store: Store, turn: Make) -> None:
+async def test_all_answers_to_an_attempt_are_kept(store: Store, entry: Make) -> None:
     """An agent's steps and a regeneration add to what is known."""
-    await store.remember("c", turn("k", "a"))
-    await store.answered("c", turn("k", "a"), [b"1", b"2"])
-    await store.answered("c", turn("k", "a"), [b"3", b"1"])
-    assert by_start((await store.recall("c")).recalled) == {b"k": [stored(turn("k", "a"), b"1", b"2", b"3")]}
+    await store.remember("c", [entry("k")], None)
+    await store.answered("c", entry("k"), [b"1", b"2"])
+    await store.answered("c", entry("k"), [b"3", b"1"])
+    assert by_start((await store.recall("c")).recalled) == {(b"e", b"k"): [frozen(entry("k"), b"1", b"2", b"3")]}
 
 
-async def test_an_answer_to_nothing_is_no_turn(store: Store, turn: Make) -> None:
+async def test_an_answer_to_nothing_is_no_message(store: Store, entry: Make) -> None:
     """What was never remembered is not recalled for having been answered."""
-    await store.answered("c", turn("k", "a"), [b"1"])
-    assert dict((await store.recall("c")).recalled.turns) == {}
+    await store.answered("c", entry("k"), [b"1"])
+    assert (await store.recall("c")).recalled == Recalled()
 
 
-async def test_a_turn_without_items_is_a_turn(store: Store, turn: Make) -> None:
-    """It can be matched all the same."""
-    await store.remember("c", turn("k"))
-    assert by_start((await store.recall("c")).recalled) == {b"k": [stored(turn("k"))]}
+async def test_seen_at_is_the_last_request(store: Store, entry: Make) -> None:
+    """How long a conversation has been idle is told by it."""
+    await store.remember("c", [entry("k", started=1.5)], None)
+    await store.remember("c", [entry("l", started=9.5)], None)
+    assert (await store.recall("c")).recalled.seen_at == 9.5
 
 
 async def test_a_view_is_the_latest_and_its_counts_add_up(store: Store) -> None:
@@ -108,13 +156,13 @@ async def test_a_view_is_the_latest_and_its_counts_add_up(store: Store) -> None:
     )  # fmt: skip
 
 
-async def test_forgotten_is_forgotten(store: Store, turn: Make) -> None:
-    """Turns, contents, view and counts are gone, and a new start finds none of them."""
-    await store.remember("c", turn("k", "a"))
-    await store.answered("c", turn("k", "a"), [b"1"])
+async def test_forgotten_is_forgotten(store: Store, entry: Make, epoch: Begin) -> None:
+    """Messages, epochs, contents, view and counts are gone, and a new start finds none of them."""
+    await store.remember("c", [entry("k")], epoch("k", "a"))
+    await store.answered("c", entry("k"), [b"1"])
     await store.seen("c", view(), Tally(prompt_tokens=10))
     assert await store.forget("c") is True
-    assert dict((await store.recall("c")).recalled.turns) == {}
+    assert (await store.recall("c")).recalled == Recalled()
     assert await store.view("c") is None
     assert await store.forget("c") is False
     await store.seen("c", view(), Tally(prompt_tokens=1))

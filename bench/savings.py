@@ -1,0 +1,252 @@
+"""What layering saves, by workload, provider and strategy: `python bench/savings.py [--traces FILE] [--only TITLE]`.
+
+Strategies are the product's own code (plan, render, memory) driven in this process on the traffic's clock; the provider
+is the simulator's accounting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+from proxy.core import items, plan, render
+from proxy.core.epoch import Profile
+from proxy.core.lineage import NOTHING
+from proxy.core.models import describe
+from proxy.core.reply import of_answer
+from proxy.core.request import read
+from proxy.memo import Analyst, TokenScale, count
+from proxy.memory.local import LocalStore
+from proxy.pipeline import log_entries
+from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
+from proxy.simulator.prompt import render as render_prompt
+from proxy.simulator.tokens import tokenizer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from traffic import MODEL, Exchange, Workload, pieces, workloads
+
+MEMORY_BYTES = 512_000_000
+
+
+class Strategy(Protocol):
+    """Turns a client's request into what is forwarded."""
+
+    name: str
+
+    def forward(self, exchange: Exchange) -> bytes:
+        """Return the body the provider gets."""
+        ...
+
+
+class Straight:
+    """The client's own bytes."""
+
+    name = "straight"
+
+    def forward(self, exchange: Exchange) -> bytes:
+        """Change nothing."""
+        return exchange.body
+
+
+class Strata:
+    """The product with one promotion."""
+
+    def __init__(self, promotion: plan.Promotion, rules: Rules, budget_tokens: int | None) -> None:
+        self.name = promotion
+        self._now = 0.0
+        self._policy = plan.Policy(
+            mode="layered",
+            promotion=promotion,
+            budget_tokens=budget_tokens,
+            reserve_tokens=1_000 if budget_tokens else 4_096,
+            over_budget="forward",
+            profile=Profile(lifetime_seconds=rules.lifetime_seconds or 86_400.0),
+        )
+        self._store = LocalStore(max_bytes=MEMORY_BYTES, ttl_seconds=10**9, clock=lambda: self._now)
+        self._analyst = Analyst(items.BUILTIN, max_bytes=MEMORY_BYTES)
+        self._scale = _scale()
+
+    def forward(self, exchange: Exchange) -> bytes:
+        """Plan, remember, and take the answer as given."""
+        self._now = exchange.at
+        request = read(exchange.body, self._analyst.analyse, count)
+        name = exchange.name
+        made = plan.make(
+            request,
+            self._store.copy(name) if name else NOTHING,
+            model=describe(request.model),
+            policy=self._policy,
+            named=name is not None,
+            scale=self._scale,
+            look=self._analyst.analyse,
+            now=exchange.at,
+        )
+        if name is not None and made.places:
+            entries = log_entries(request, made, at=exchange.at)
+            self._store.put(name, tuple(entries.values()), made.epoch if made.began else None)
+            newest = entries.get(made.draft.newest.start)
+            if newest is not None:
+                answer = orjson.dumps({"choices": [{"index": 0, "message": exchange.reply}]})
+                self._store.answer(name, newest, of_answer(answer))
+        return render.body(request, made.draft, ask_usage=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """One row of the result: tokens and US dollars."""
+
+    workload: str
+    provider: str
+    strategy: str
+    breaks: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    floor_tokens: int = 0
+    usd: float = 0.0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """What is read at full price."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+def measure(workload: Workload, rules: Rules, strategy: Strategy, floor: int) -> Line:
+    """Run one strategy over a workload."""
+    cache, words = PromptCache(rules), tokenizer(MODEL)
+    line = Line(workload=workload.title, provider=rules.name, strategy=strategy.name, breaks=workload.breaks)
+    total = Decimal(0)
+    for exchange in workload.exchanges:
+        forwarded = strategy.forward(exchange)
+        prompt = render_prompt(orjson.loads(forwarded), words)
+        charge = cache.charge(prompt.tokens, now=exchange.at, partition="bench")
+        line.prompt_tokens += charge.prompt_tokens
+        line.cached_tokens += charge.cached_tokens
+        total += cost(rules, prompt_tokens=charge.prompt_tokens, cached_tokens=charge.cached_tokens)
+    line.usd, line.floor_tokens = float(total), floor
+    return line
+
+
+def floor_tokens(workload: Workload, rules: Rules) -> int:
+    """Count each distinct piece of content once a lifetime: less nobody can read."""
+    seen: dict[object, float] = {}
+    lifetime = rules.lifetime_seconds or float("inf")
+    scale, total = _scale(), 0
+    for exchange in workload.exchanges:
+        for key, text in pieces(exchange, _blocks):
+            if key not in seen or exchange.at - seen[key] > lifetime:
+                total += scale.text(text)
+            seen[key] = exchange.at
+    return total
+
+
+def _blocks(text: str) -> Sequence[str]:
+    return [block.item.content for block in items.find(text, items.BUILTIN, count) if block.item]
+
+
+_scales: list[TokenScale] = []
+
+
+def _scale() -> TokenScale:
+    if not _scales:
+        _scales.append(TokenScale("o200k_base", max_bytes=MEMORY_BYTES))
+    return _scales[0]
+
+
+def table(lines: Sequence[Line]) -> Table:
+    """Return the result as a table, each workload's strategies below one another."""
+    shown = Table(title="Uncached input tokens, by workload, provider and strategy", title_justify="left")
+    for column in ("workload", "provider", "strategy"):
+        shown.add_column(column)
+    for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost"):
+        shown.add_column(column, justify="right")
+    straight = {(line.workload, line.provider): line for line in lines if line.strategy == "straight"}
+    last = ""
+    for line in lines:
+        base = straight[line.workload, line.provider]
+        change = line.uncached_tokens / base.uncached_tokens - 1
+        if (head := f"{line.workload}{line.provider}") != last:
+            shown.add_section()
+        shown.add_row(
+            line.workload if head != last else "",
+            line.provider if head != last else "",
+            line.strategy,
+            f"{line.prompt_tokens:,}",
+            f"{line.cached_tokens / line.prompt_tokens:.0%}",
+            f"{line.uncached_tokens:,}",
+            "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
+            f"{line.uncached_tokens / line.floor_tokens:.2f}",
+            f"${line.usd:.3f}",
+        )
+        last = head
+    return shown
+
+
+def picture(lines: Sequence[Line]) -> str:
+    """Draw uncached tokens as bars, one group a workload, as an SVG."""
+    chosen = [line for line in lines if line.provider == lines[0].provider]
+    colours = {"straight": "#8c8c8c", "eager": "#e69f00", "deferred": "#0072b2"}
+    rows, y = [], 40
+    for workload in dict.fromkeys(line.workload for line in chosen):
+        group = [line for line in chosen if line.workload == workload]
+        most = max(line.uncached_tokens for line in group)
+        rows.append(f'<text x="10" y="{y + 12}" font-weight="bold">{workload}</text>')
+        y += 20
+        for line in group:
+            width = 560 * line.uncached_tokens / most
+            fill = colours.get(line.strategy, "#56b4e9")
+            rows.append(f'<rect x="120" y="{y}" width="{width:.0f}" height="12" fill="{fill}"/>')
+            rows.append(f'<text x="10" y="{y + 11}">{line.strategy}</text>')
+            rows.append(f'<text x="{126 + width:.0f}" y="{y + 11}">{line.uncached_tokens:,}</text>')
+            y += 15
+        x = 120 + 560 * group[0].floor_tokens / most
+        top = y - 15 * len(group)
+        rows.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="#d55e00" stroke-width="2"/>')
+        y += 10
+    head = f'Uncached input tokens ({chosen[0].provider}); the line is the floor'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{y + 10}" '
+        'font-family="sans-serif" font-size="11">'
+        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22" font-size="15">{head}</text>'
+        + "".join(rows) + "</svg>"
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--traces", type=Path, help="conversations for the agents' workloads, one JSON object a line")
+    parser.add_argument("--only", default="", help="workloads whose title holds this")
+    parser.add_argument("--out", type=Path, default=Path("bench/out"), help="folder for savings.json and savings.svg")
+    args = parser.parse_args()
+    chosen = [load for load in workloads(args.seed, args.traces) if args.only in load.title]
+    if not chosen:
+        sys.exit(f"no workload's title holds {args.only!r}")
+    lines: list[Line] = []
+    console = Console()
+    for load in track(chosen, description="workloads", console=console):
+        for rules in (OPENAI, VLLM):
+            floor = floor_tokens(load, rules)
+            strategies: list[Strategy] = [
+                Straight(),
+                Strata("eager", rules, load.budget_tokens),
+                Strata("deferred", rules, load.budget_tokens),
+            ]
+            lines += [measure(load, rules, strategy, floor) for strategy in strategies]
+    Console(width=None if sys.stdout.isatty() else 150).print(table(lines))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "savings.json").write_bytes(orjson.dumps([asdict(line) for line in lines], option=orjson.OPT_INDENT_2))
+    (args.out / "savings.svg").write_text(picture(lines))
+    console.print(f"written: {args.out}/savings.json, {args.out}/savings.svg")
+
+
+if __name__ == "__main__":
+    main()
