@@ -88,7 +88,11 @@ class Strata:
             scale=self._scale,
             look=self._analyst.analyse,
             now=exchange.at,
+            given=self._analyst.tools(request.member("tools")),
+            orders=self._store.known_orders("bench"),
         )
+        if made.order:
+            self._store.put_order("bench", made.order)
         if name is not None and made.places:
             entries = log_entries(request, made, at=exchange.at)
             self._store.put(name, tuple(entries.values()), made.epoch if made.began else None)

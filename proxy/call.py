@@ -11,6 +11,7 @@ from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request
+from proxy.core.tools import Order
 from proxy.memory.store import Entry
 from proxy.observe.record import Outcome, Record
 from proxy.relay import Told
@@ -32,11 +33,13 @@ class Call:
     conversation: str | None = None
     entry: Entry | None = None
     recalled: Recalled = NOTHING
+    orders: tuple[Order, ...] = ()
     plan: Plan | None = None
     layers: Layers | None = None
     referenced_tokens: int = 0
     unseen_bytes: int = 0
     degraded: bool = False
+    ignored: bool = False
     cause: str | None = None
     outcome: Outcome = "error"
     status: int = 0

@@ -111,6 +111,7 @@ class Forwarder:
             cause=call.cause,
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,
+            ignored=call.ignored,
         )
         heard = functools.partial(self._heard, call) if call.entry is not None else None
         passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)
@@ -132,7 +133,9 @@ async def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
     if OWN.encode() not in raw and b"\\u" not in raw:
         return raw
     members = await asyncio.to_thread(json_body.lenient, raw) if len(raw) > _LONG_BYTES else json_body.lenient(raw)
-    return json_body.splice(raw, json_body.remove(members, {OWN}))
+    edits = json_body.remove(members, {OWN})
+    call.ignored = bool(edits)
+    return json_body.splice(raw, edits)
 
 
 def _names_options(refusal: bytes) -> bool:

@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from proxy import ranks
-from proxy.core import message, tokens
+from proxy.core import message, tokens, tools
 from proxy.core.items import Tags
 from proxy.core.measure import Scale
 from proxy.core.message import Message
 from proxy.core.models import Encoding
+from proxy.core.tools import Toolset
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Analyst:
     def __init__(self, tags: Tags, *, max_bytes: int) -> None:
         self.tags = tags
         self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
+        self._toolsets: Memo[Toolset] = Memo(max_bytes=max_bytes // 4)
 
     def analyse(self, raw: bytes) -> Message:
         """Return what a raw message is. Raises Odd."""
@@ -65,6 +67,17 @@ class Analyst:
         held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
         self._memo.put(digest, found, 600 + 2 * held)
         return found, True
+
+    def tools(self, array: bytes) -> Toolset:
+        """Return what a request's tools are."""
+        if not array:
+            return tools.NONE
+        digest = hashlib.sha256(array).digest()
+        found = self._toolsets.get(digest)
+        if found is None:
+            found = tools.read(array)
+            self._toolsets.put(digest, found, 2 * len(array))
+        return found
 
     def reader(self) -> Reader:
         """Return what analyses one request's messages."""

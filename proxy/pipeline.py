@@ -78,6 +78,7 @@ class Pipeline:
                 recalled = await self._recall(call)
                 await self._plan(call, request, recalled)
                 self._remember(call, request)
+                self._remember_tools(call)
             except Odd as odd:
                 call.cause = odd.cause
             await self._forwarder.forward(call, client, raw)
@@ -135,6 +136,9 @@ class Pipeline:
 
     async def _plan(self, call: Call, request: Request, recalled: Recalled) -> None:
         scale = await self._scale(call.model.encoding)
+        given = self._analyst.tools(request.member("tools"))
+        if len(given.raws) > 1:
+            call.orders = await self._store.orders(self._partition(call), given.identities)
 
         def work() -> Plan:
             return plan.make(
@@ -146,6 +150,8 @@ class Pipeline:
                 scale=scale,
                 look=self._analyst.analyse,
                 now=call.at,
+                given=given,
+                orders=call.orders,
             )
 
         call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
@@ -176,6 +182,15 @@ class Pipeline:
         if fresh:
             self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
 
+    def _remember_tools(self, call: Call) -> None:
+        """Store the order of a set of tools that was not seen before."""
+        order = call.plan.order if call.plan else ()
+        if len(order) > 1 and all(set(known) != set(order) for known in call.orders):
+            self._background.start(self._store.order(self._partition(call), order))
+
+    def _partition(self, call: Call) -> str:
+        return self._keys().partition(call.tenant.owner)
+
     def _heard(self, call: Call, replies: tuple[bytes, ...]) -> None:
         """Store what the answer said, as soon as it is whole."""
         if call.conversation is not None and call.entry is not None and replies:
@@ -205,7 +220,7 @@ class Pipeline:
             prompt_tokens=record.usage.input_tokens if record.usage else 0,
             cached_tokens=(record.usage.cache_read_tokens or 0) if record.usage else 0,
         )
-        self._store.count(self._keys().partition(call.tenant.owner), tally)
+        self._store.count(self._partition(call), tally)
         if call.conversation is None or call.plan is None:
             return
         self._background.start(self._store.seen(call.conversation, _view(call), tally))

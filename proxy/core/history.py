@@ -30,8 +30,8 @@ class Past:
     tools: bytes
 
 
-def past(request: Request, parts: Shape, recalled: Recalled) -> Past:
-    """Find what a request extends."""
+def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes]) -> Past:
+    """Find what a request extends; `order` are its tools as they are to stand."""
     messages = request.messages
     places = lineage.chain(messages, parts)
     epoch = lineage.current(places[parts.leading :], recalled)
@@ -41,7 +41,7 @@ def past(request: Request, parts: Shape, recalled: Recalled) -> Past:
         epoch=epoch,
         frozen=frozen,
         l1=_digest(messages[index].digest for index in range(parts.leading)),
-        tools=_digest(request.member(key) for key in ("tools", "functions")),
+        tools=_digest([*order, request.member("functions")]),
     )
 
 

@@ -52,7 +52,7 @@ class Draft:
 
     `forms` are the messages that are not taken from the request, before their change is made. `standing` are the items
     that stand in front of the newest turn. `inserted` is the text of a user message put in front, for what has no user
-    message that could take it.
+    message that could take it. `tools` is the array of tools where it stands in another order than sent.
     """
 
     leading: int
@@ -66,6 +66,7 @@ class Draft:
     referenced: tuple[Item, ...] = ()
     context: str = ""
     inserted: str = ""
+    tools: bytes = b""
 
     def keeps(self, index: int) -> bool:
         """Whether the message at this place is sent."""

@@ -59,7 +59,7 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
     """Weigh everything that is sent. Untouched messages are weighed by their remembered digests."""
     sums = _Sums()
     for key in ("tools", "functions", "response_format"):
-        if raw := request.member(key):
+        if raw := (draft.tools if key == "tools" else b"") or request.member(key):
             sums.put("tools", scale.schema(raw), raw)
     for index in range(len(request.placed)):
         if draft.keeps(index):

@@ -6,10 +6,11 @@ One page: what a request extends is continued while it fits and pays, else compa
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core import budget, guard, history, layers, library, lineage, measure, tokens
+from proxy.core import budget, guard, history, layers, library, lineage, measure, tokens, tools
 from proxy.core import epoch as epochs
 from proxy.core.epoch import USUAL, Profile
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
@@ -20,6 +21,7 @@ from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
+from proxy.core.tools import Order, Toolset
 from proxy.core.turn import Shape, Span, shape
 
 __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
@@ -44,7 +46,8 @@ class Policy:
 class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
-    `places` are those of a named conversation's messages; `epoch` is the one the request belongs to, new where `began`.
+    `places` are those of a named conversation's messages; `epoch` is the one the request belongs to, new where
+    `began`. `order` are its tools as they stand.
     """
 
     draft: Draft
@@ -56,6 +59,7 @@ class Plan:
     places: tuple[Place, ...] = ()
     epoch: Epoch | None = None
     began: Reason | None = None
+    order: Order = ()
 
     @property
     def rejected(self) -> bool:
@@ -72,6 +76,7 @@ class _Job:
     scale: Scale
     look: Look
     now: float
+    order: Order
 
 
 def make(
@@ -84,8 +89,13 @@ def make(
     scale: Scale,
     look: Look,
     now: float,
+    given: Toolset = tools.NONE,
+    orders: Iterable[Order] = (),
 ) -> Plan:
-    """Plan one request. The same request, memory, settings and time give the same plan, in any process."""
+    """Plan one request. The same request, memory, settings and time give the same plan, in any process.
+
+    `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen.
+    """
     parts = shape(request.messages)
     if policy.mode == "observe":
         # The client's own bytes; what it brings in `strata.context` is its own as well.
@@ -94,12 +104,19 @@ def make(
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
-    job = _Job(request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now)
+    places = tools.arrange(given, orders)
+    order = tuple(given.identities[place] for place in places)
+    job = _Job(
+        request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
+    )  # fmt: skip
     if not named or not parts.turns:
-        return _plan(job, _fitted(job, _own(job)))
-    if policy.promotion == "eager":
-        return _eager(job, recalled)
-    return _deferred(job, recalled)
+        made = _plan(job, _fitted(job, _own(job)))
+    elif policy.promotion == "eager":
+        made = _eager(job, recalled)
+    else:
+        made = _deferred(job, recalled)
+    draft = dataclasses.replace(made.draft, tools=tools.spliced(given, places))
+    return dataclasses.replace(made, draft=draft, order=order)
 
 
 def _own(job: _Job, shelf: Library = layers.NO_LIBRARY) -> Arrange:
@@ -130,7 +147,7 @@ def _eager(job: _Job, recalled: Recalled) -> Plan:
 def _deferred(job: _Job, recalled: Recalled) -> Plan:
     """The log: continue the epoch this request extends, or end it and begin another."""
     request, parts = job.request, job.parts
-    found = history.past(request, parts, recalled)
+    found = history.past(request, parts, recalled, job.order)
     if found.epoch is None:
         fitted = _fitted(job, _own(job))
         return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, "first"))

@@ -30,6 +30,8 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
         placed, raw = request.placed[index], sent(request, draft, index)
         if draft.keeps(index) and raw != request.body[placed.start : placed.end]:
             edits.append(Edit(placed.start, placed.end, raw))
+    if draft.tools:
+        edits.append(Edit(request.members["tools"].value, request.members["tools"].end, draft.tools))
     for span in draft.dropped:
         edits.append(Edit(request.placed[span.start].start, request.placed[span.end].start, b""))
     if draft.inserted:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
+from proxy.core.tools import Order
 from proxy.memory.store import Answer, Entry, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
+_MOST_SETS = 256
+_MOST_OWNERS = 2_000
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class LocalStore(Store):
         self._clock = clock
         self._conversations: collections.OrderedDict[str, _Conversation] = collections.OrderedDict()
         self._size = 0
+        self._orders: collections.OrderedDict[str, dict[frozenset[bytes], Order]] = collections.OrderedDict()
 
     @property
     @override
@@ -115,6 +119,31 @@ class LocalStore(Store):
         if (frozen := attempts.get(entry.attempt)) is not None:
             attempts[entry.attempt] = dataclasses.replace(frozen, replies=frozen.replies | set(replies))
         self._resize(found)
+
+    @override
+    async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
+        return self.known_orders(partition)
+
+    def known_orders(self, partition: str) -> tuple[Order, ...]:
+        """Return what this process knows."""
+        found = self._orders.get(partition)
+        if found is None:
+            return ()
+        self._orders.move_to_end(partition)
+        return tuple(found.values())
+
+    @override
+    def order(self, partition: str, order: Order) -> Writing:
+        self.put_order(partition, order)
+        return _nothing()
+
+    def put_order(self, partition: str, order: Order, *, wins: bool = False) -> None:
+        """As `order`, with nobody else to tell; with `wins` in the place of what was known of the set."""
+        found = self._orders.setdefault(partition, {})
+        if wins or len(found) < _MOST_SETS:
+            found[frozenset(order)] = order if wins else found.get(frozenset(order), order)
+        while len(self._orders) > _MOST_OWNERS:
+            self._orders.popitem(last=False)
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
+from proxy.core.tools import Order
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View, Writing
 
@@ -210,6 +211,41 @@ class RedisStore(Store):
         await self._write("remember", write)
 
     @override
+    async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
+        known = self._copy.known_orders(partition)
+        if self._open or any(set(order) == set(tools) for order in known):
+            return known
+        found = await self._bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
+        for packed in found or ():
+            try:
+                order = _unpack_order(packed)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                self._on_error("recall")
+                continue
+            self._copy.put_order(partition, order, wins=True)
+        return self._copy.known_orders(partition)
+
+    @override
+    def order(self, partition: str, order: Order) -> Writing:
+        self._copy.put_order(partition, order)
+        return self._order(partition, order)
+
+    async def _order(self, partition: str, order: Order) -> None:
+        if self._open:
+            return
+        key, name = _tools_key(partition), hashlib.sha256(b"".join(sorted(set(order)))).hexdigest()
+
+        async def work() -> bytes | str | None:
+            await self._redis.hsetnx(key, name, msgspec.msgpack.encode(list(order)))
+            await self._redis.expire(key, self._ttl_seconds)
+            return await self._redis.hget(key, name)
+
+        stands = await self._bounded("remember", work(), WRITE_SECONDS)
+        if stands is not None:
+            # Another replica may have been first; from the next request on its order stands here too.
+            self._copy.put_order(partition, _unpack_order(stands), wins=True)
+
+    @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
         self._copy.note(conversation, view, tally)
         packed = msgspec.json.encode(
@@ -338,6 +374,15 @@ class RedisStore(Store):
     def _expire(self, pipe: Any, conversation: str, *parts: str) -> None:
         for part in parts:
             pipe.expire(_key(conversation, part), self._ttl_seconds)
+
+
+def _unpack_order(packed: bytes | str) -> Order:
+    assert isinstance(packed, bytes)
+    return tuple(msgspec.msgpack.decode(packed, type=list[bytes]))
+
+
+def _tools_key(partition: str) -> str:
+    return f"{_ROOT}:tools:{partition}"
 
 
 def _key(conversation: str, part: str) -> str:

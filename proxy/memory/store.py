@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.lineage import Epoch, Place, Recalled
+from proxy.core.tools import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,14 @@ class Store(Protocol):
 
     def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
         """Store digests of the answers to a message; known here at once."""
+        ...
+
+    async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
+        """Return the orders in which an owner's sets of tools were first seen; asks others only for a set new here."""
+        ...
+
+    def order(self, partition: str, order: Order) -> Writing:
+        """Store how a set of tools stands; the first writer of each set wins."""
         ...
 
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

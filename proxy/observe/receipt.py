@@ -20,6 +20,7 @@ def headers(
     cause: str | None,
     overhead_seconds: float,
     degraded: bool,
+    ignored: bool,
 ) -> list[tuple[bytes, bytes]]:
     """Return the receipt, `x-strata-layers: L1=812:9f86d081884c7d65 L4=… L5=…` among it (tokens:digest)."""
     told = [(b"x-strata-request-id", request_id)]
@@ -28,24 +29,38 @@ def headers(
     if layers is not None:
         shown = " ".join(f"{layer.name}={layer.tokens}:{layer.sha256}" for layer in layers.each if layer.tokens)
         told.append((b"x-strata-layers", shown))
-    warnings = [f"bypass: {cause}; the strata member, if there was one, was left out"] if cause else []
     if plan is not None:
-        if plan.epoch is not None:
-            why = f"; began={plan.began}" if plan.began else ""
-            told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
-        if plan.dropped_turns:
-            told.append((b"x-strata-dropped-turns", str(plan.dropped_turns)))
-        if plan.dropped_exchanges:
-            told.append((b"x-strata-dropped-exchanges", str(plan.dropped_exchanges)))
-        if plan.draft.referenced:
-            told.append((b"x-strata-references", str(len(plan.draft.referenced))))
-        warnings += [_NOTES[action] for action in plan.actions if action in _NOTES]
-    if degraded:
-        warnings.append("memory is degraded: Redis does not answer")
+        told += _planned(plan)
+    warnings = _warnings(plan, cause=cause, ignored=ignored, degraded=degraded)
     if warnings:
         told.append((b"x-strata-warning", "; ".join(warnings)))
     told.append((b"server-timing", f"strata;dur={overhead_seconds * 1000:.2f}"))
     return [(name, value.encode("latin-1", "replace")) for name, value in told]
+
+
+def _planned(plan: Plan) -> list[tuple[bytes, str]]:
+    told: list[tuple[bytes, str]] = []
+    if plan.epoch is not None:
+        why = f"; began={plan.began}" if plan.began else ""
+        told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
+    for name, count in (
+        (b"x-strata-dropped-turns", plan.dropped_turns),
+        (b"x-strata-dropped-exchanges", plan.dropped_exchanges),
+        (b"x-strata-references", len(plan.draft.referenced)),
+    ):
+        if count:
+            told.append((name, str(count)))
+    return told
+
+
+def _warnings(plan: Plan | None, *, cause: str | None, ignored: bool, degraded: bool) -> list[str]:
+    warnings = [f"bypass: {cause}"] if cause else []
+    if ignored:
+        warnings.append("the body's strata member was not understood and left out")
+    warnings += [_NOTES[action] for action in (plan.actions if plan else ()) if action in _NOTES]
+    if degraded:
+        warnings.append("memory is degraded: Redis does not answer")
+    return warnings
 
 
 def _plain(text: str) -> str:
