@@ -10,6 +10,7 @@ from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan
+from proxy.core.prefix import Step
 from proxy.core.request import Request
 from proxy.core.tools import Order
 from proxy.memory.store import Entry
@@ -37,6 +38,9 @@ class Call:
     plan: Plan | None = None
     layers: Layers | None = None
     referenced_tokens: int = 0
+    steps: tuple[Step, ...] = ()
+    predicted_tokens: int | None = None
+    as_sent_tokens: int | None = None
     unseen_bytes: int = 0
     degraded: bool = False
     ignored: bool = False
@@ -90,6 +94,8 @@ class Call:
             library_items=len(plan.draft.library.items) if plan else 0,
             epoch=plan.epoch.number if plan and plan.epoch else None,
             began=plan.began if plan else None,
+            predicted_tokens=self.predicted_tokens,
+            as_sent_tokens=self.as_sent_tokens,
             usage=told.usage,
             usage_due=self.outcome in {"ok", "bypass"},
             output_events=told.pieces,

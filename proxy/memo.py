@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from proxy import ranks
-from proxy.core import message, tokens, tools
+from proxy.core import message, prefix, tokens, tools
 from proxy.core.items import Tags
 from proxy.core.measure import Scale
 from proxy.core.message import Message
 from proxy.core.models import Encoding
+from proxy.core.prefix import Chunks
 from proxy.core.tools import Toolset
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Analyst:
     def __init__(self, tags: Tags, *, max_bytes: int) -> None:
         self.tags = tags
         self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
+        self._chunks: Memo[Chunks] = Memo(max_bytes=max_bytes)
         self._toolsets: Memo[Toolset] = Memo(max_bytes=max_bytes // 4)
 
     def analyse(self, raw: bytes) -> Message:
@@ -77,6 +79,14 @@ class Analyst:
         if found is None:
             found = tools.read(array)
             self._toolsets.put(digest, found, 2 * len(array))
+        return found
+
+    def chunks(self, raw: bytes, digest: bytes) -> Chunks:
+        """Return digests of a message's chunks."""
+        found = self._chunks.get(digest)
+        if found is None:
+            found = prefix.chunks(raw)
+            self._chunks.put(digest, found, 100 + 45 * len(found))
         return found
 
     def reader(self) -> Reader:

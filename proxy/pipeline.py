@@ -12,10 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, measure, plan, turn
+from proxy.core import conversation, history, measure, plan, prefix, turn
+from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
 from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
+from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
 from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
@@ -27,6 +29,7 @@ from proxy.settings import Settings
 from proxy.tenants import Tenants
 from proxy.upstream.client import Client, Interrupted
 
+_FAILED = 400
 LONG_BYTES = 262_144
 """A longer body is read in a thread: what of it is new is not known before."""
 INLINE_BYTES = 16_384
@@ -65,6 +68,7 @@ class Pipeline:
         self._sinks = sinks
         self._memo_bytes = memo_bytes
         self._scales: dict[Encoding, TokenScale] = {}
+        self._ledger, self._sent = Ledger(), Ledger()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one chat request; exactly one record is emitted, whatever happens."""
@@ -216,6 +220,8 @@ class Pipeline:
         record = call.record(time.monotonic())
         for sink in self._sinks:
             sink(record)
+        if call.steps and 0 < call.status < _FAILED:
+            self._ledger.forward(self._start(call), call.steps, now=call.at)
         tally = Tally(
             prompt_tokens=record.usage.input_tokens if record.usage else 0,
             cached_tokens=(record.usage.cache_read_tokens or 0) if record.usage else 0,
@@ -234,7 +240,22 @@ class Pipeline:
         scale = self._scales[call.model.encoding]
         with contextlib.suppress(LookupError, ValueError, TypeError, RecursionError):
             call.layers = measure.layers(call.request, call.plan.draft, scale)
-        call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
+            call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
+            self._predict(call, call.request, call.plan.draft, scale)
+
+    def _predict(self, call: Call, request: Request, draft: Draft, scale: TokenScale) -> None:
+        """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
+        start, profile = self._start(call), call.tenant.policy.profile
+        call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
+        own = prefix.as_sent(request, scale, self._analyst.chunks)
+        call.predicted_tokens = self._ledger.cached(start, call.steps, now=call.at, profile=profile)
+        call.as_sent_tokens = self._sent.cached(start, own, now=call.at, profile=profile)
+        self._sent.forward(start, own, now=call.at)
+
+    def _start(self, call: Call) -> bytes:
+        """What separates prompt caches: whose key it is, and the model."""
+        model = call.request.model if call.request else ""
+        return f"{self._partition(call)} {model}".encode("utf-8", "surrogatepass")
 
     async def _scale(self, encoding: Encoding) -> TokenScale:
         """Return the scale of a tokenizer; its data is loaded when it is first asked for."""

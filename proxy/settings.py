@@ -129,6 +129,10 @@ class Settings(BaseSettings):
     prompt_cache_lifetime_seconds: Seconds = Field(
         3600.0, description="After this long without a request the upstream's prompt cache has certainly gone cold."
     )
+    prompt_cache_minimum_tokens: Annotated[int, Field(ge=0)] = Field(
+        1_024, description="Below so many tokens the upstream's prompt cache holds nothing."
+    )
+    prompt_cache_block_tokens: Tokens = Field(128, description="It holds prefixes in multiples of so many tokens.")
     budget_tokens: Tokens | None = Field(
         None, description="The most tokens one request may hold; by default the model's window."
     )

@@ -112,6 +112,8 @@ def _profile(settings: Settings) -> Profile:
         read=settings.cached_read_price,
         write=settings.cached_write_price,
         lifetime_seconds=settings.prompt_cache_lifetime_seconds,
+        minimum_tokens=settings.prompt_cache_minimum_tokens,
+        block_tokens=settings.prompt_cache_block_tokens,
     )
 
 

@@ -13,11 +13,16 @@ from proxy.core.lineage import Epoch, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a provider's prompt cache costs and how long it lasts: prices as shares of an uncached token's, seconds."""
+    """A provider's prompt cache: prices as shares of an uncached token's, how long it lasts, what it counts in.
+
+    Below `minimum_tokens` it holds nothing; what it holds comes in whole blocks.
+    """
 
     read: float = 0.10
     write: float = 1.0
     lifetime_seconds: float = 3_600.0
+    minimum_tokens: int = 1_024
+    block_tokens: int = 128
 
 
 USUAL = Profile()

@@ -147,6 +147,9 @@ class Metrics:
         bound(self._input, tenant, model, "reported" if known else "unreported").inc(usage.input_tokens)
         if usage.cache_read_tokens:
             bound(self._cached, tenant, model, "reported").inc(usage.cache_read_tokens)
+        for source, tokens in (("predicted", record.predicted_tokens), ("as_sent", record.as_sent_tokens)):
+            if tokens:
+                bound(self._cached, tenant, model, source).inc(tokens)
         if usage.output_tokens:
             bound(self._output, tenant, model).inc(usage.output_tokens)
         if usage.cache_write_tokens:

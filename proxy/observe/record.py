@@ -20,8 +20,10 @@ OUTCOMES: tuple[Outcome, ...] = (
 class Record:
     """One chat request. Times are seconds; `model` is a label from a closed set. Holds no content and no key.
 
-    `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of
-    a stream that reached the client, known also where usage never came.
+    `predicted_tokens` are those the upstream's prompt cache should hold of what was forwarded, `as_sent_tokens` those
+    it would have held of the client's own bytes; the uplift is their difference. `overhead_seconds` is what the proxy
+    itself took before the upstream was called; `output_events` counts pieces of a stream that reached the client, known
+    also where usage never came.
     """
 
     request_id: str
@@ -44,6 +46,8 @@ class Record:
     library_items: int = 0
     epoch: int | None = None
     began: Reason | None = None
+    predicted_tokens: int | None = None
+    as_sent_tokens: int | None = None
     usage: Usage | None = None
     usage_due: bool = False
     output_events: int = 0
