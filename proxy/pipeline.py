@@ -247,15 +247,14 @@ class Pipeline:
         """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
         start, profile = self._start(call), call.tenant.policy.profile
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
-        own = prefix.as_sent(request, scale, self._analyst.chunks)
+        own = prefix.as_sent(request, draft, scale, self._analyst.chunks) or call.steps
         call.predicted_tokens = self._ledger.cached(start, call.steps, now=call.at, profile=profile)
         call.as_sent_tokens = self._sent.cached(start, own, now=call.at, profile=profile)
         self._sent.forward(start, own, now=call.at)
 
-    def _start(self, call: Call) -> bytes:
+    def _start(self, call: Call) -> int:
         """What separates prompt caches: whose key it is, and the model."""
-        model = call.request.model if call.request else ""
-        return f"{self._partition(call)} {model}".encode("utf-8", "surrogatepass")
+        return hash((self._partition(call), call.request.model if call.request else ""))
 
     async def _scale(self, encoding: Encoding) -> TokenScale:
         """Return the scale of a tokenizer; its data is loaded when it is first asked for."""

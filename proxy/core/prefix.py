@@ -6,10 +6,9 @@ refreshed by use; the first step that differs is compared in chunks. `Ledger` ta
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.core import render
 from proxy.core.epoch import Profile
@@ -57,8 +56,10 @@ def forwarded(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tup
     return tuple(steps)
 
 
-def as_sent(request: Request, scale: Scale, chunk: Chunk) -> tuple[Step, ...]:
-    """Return the steps of a prompt as the client sent it."""
+def as_sent(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tuple[Step, ...] | None:
+    """Return the steps of a prompt as the client sent it; None where that is how it is forwarded."""
+    if not (draft.forms or draft.changes or draft.dropped or draft.inserted or draft.tools):
+        return None
     return (_tools(request, b"", scale, chunk), *_own(request, scale, chunk))
 
 
@@ -68,7 +69,12 @@ def _own(request: Request, scale: Scale, chunk: Chunk) -> Iterator[Step]:
         yield Step(digest, scale.message(raw, digest), chunk(raw, digest))
 
 
+_NO_TOOLS = Step(b"", 0, ())
+
+
 def _tools(request: Request, reordered: bytes, scale: Scale, chunk: Chunk) -> Step:
+    if not request.members.keys() & {"tools", "functions", "response_format"}:
+        return _NO_TOOLS
     parts = [reordered or request.member("tools"), request.member("functions"), request.member("response_format")]
     raw = b"\0".join(parts)
     digest = hashlib.sha256(raw).digest()
@@ -76,54 +82,67 @@ def _tools(request: Request, reordered: bytes, scale: Scale, chunk: Chunk) -> St
 
 
 class Ledger:
-    """The prefixes forwarded to one upstream, by owner and model. Bounded; the least recently used go first."""
+    """The prefixes forwarded to one upstream, by owner and model, in two generations of at most `most` each."""
 
-    def __init__(self, *, most: int = 200_000) -> None:
+    def __init__(self, *, most: int = 100_000) -> None:
         self._most = most
-        self._seen: collections.OrderedDict[bytes, float] = collections.OrderedDict()
-        self._next: collections.OrderedDict[bytes, dict[bytes, tuple[float, Chunks]]] = collections.OrderedDict()
+        self._young: dict[int, _Node] = {}
+        self._old: dict[int, _Node] = {}
 
-    def cached(self, start: bytes, steps: Sequence[Step], *, now: float, profile: Profile) -> int:
+    def cached(self, start: int, steps: Sequence[Step], *, now: float, profile: Profile) -> int:
         """Return how many tokens of a prompt stand in the cache, by its minimum, blocks and lifetime."""
-        at, tokens, total = start, 0.0, sum(step.tokens for step in steps)
+        at, tokens, since = start, 0.0, now - profile.lifetime_seconds
         for step in steps:
-            after = _after(at, step.digest)
-            if now - self._seen.get(after, -1e18) > profile.lifetime_seconds:
-                tokens += step.tokens * self._shared(at, step.chunks, now - profile.lifetime_seconds)
+            after = hash((at, step.digest))
+            node = self._node(after)
+            if node is None or node.seen_at < since:
+                before = self._node(at)
+                tokens += step.tokens * _shared(before, step.chunks, since) if before else 0
                 break
             tokens, at = tokens + step.tokens, after
         # The last token is always evaluated.
-        held = int(min(tokens, total - 1)) // profile.block_tokens * profile.block_tokens
+        most = sum(step.tokens for step in steps) - 1
+        held = int(min(tokens, most)) // profile.block_tokens * profile.block_tokens
         return held if held >= profile.minimum_tokens else 0
 
-    def forward(self, start: bytes, steps: Sequence[Step], *, now: float) -> None:
+    def forward(self, start: int, steps: Sequence[Step], *, now: float) -> None:
         """Note a prompt that the upstream has read."""
+        if len(self._young) > self._most:
+            self._young, self._old = {}, self._young
         at = start
+        node = self._make(at)
         for step in steps:
-            branches = self._next.setdefault(at, {})
-            branches.pop(step.digest, None)
-            branches[step.digest] = (now, step.chunks)
-            if len(branches) > _BRANCHES:
-                del branches[next(iter(branches))]
-            self._next.move_to_end(at)
-            at = _after(at, step.digest)
-            self._seen[at] = now
-            self._seen.move_to_end(at)
-        while len(self._seen) > self._most:
-            self._seen.popitem(last=False)
-        while len(self._next) > self._most:
-            self._next.popitem(last=False)
+            node.next[step.digest] = (now, step.chunks)
+            if len(node.next) > _BRANCHES:
+                del node.next[min(node.next, key=lambda digest, known=node.next: known[digest][0])]  # type: ignore[misc]
+            at = hash((at, step.digest))
+            node = self._make(at)
+            node.seen_at = now
 
-    def _shared(self, at: bytes, mine: Chunks, since: float) -> float:
-        """Return which share of a step stands at the start of another that followed the same prefix."""
-        shares = [_common(mine, theirs) for seen_at, theirs in self._next.get(at, {}).values() if seen_at >= since]
-        return max(shares, default=0) / len(mine) if mine else 0.0
+    def _node(self, at: int) -> _Node | None:
+        return self._young.get(at) or self._old.get(at)
+
+    def _make(self, at: int) -> _Node:
+        node = self._young.get(at)
+        if node is None:
+            node = self._young[at] = self._old.get(at) or _Node()
+        return node
+
+
+@dataclass(slots=True)
+class _Node:
+    """A prefix: when it was last read, and what followed it, in chunks, when."""
+
+    seen_at: float = float("-inf")
+    next: dict[bytes, tuple[float, Chunks]] = field(default_factory=dict)
+
+
+def _shared(node: _Node, mine: Chunks, since: float) -> float:
+    """Return which share of a step stands at the start of another that followed the same prefix."""
+    shares = [_common(mine, theirs) for seen_at, theirs in node.next.values() if seen_at >= since]
+    return max(shares, default=0) / len(mine) if mine else 0.0
 
 
 def _common(mine: Chunks, theirs: Chunks) -> int:
     pairs = zip(mine, theirs, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(mine), len(theirs)))
-
-
-def _after(at: bytes, digest: bytes) -> bytes:
-    return hashlib.blake2b(at + digest, digest_size=16).digest()
