@@ -269,7 +269,14 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     written = history.written(request, turn.shape(request.messages), made.draft)
     epoch = made.epoch.place if made.epoch else NO_EPOCH
     return {
-        index: Entry(epoch=epoch, place=made.places[index], started=at, raw=frozen.raw, replies=frozen.replies)
+        index: Entry(
+            epoch=epoch,
+            place=made.places[index],
+            started=at,
+            raw=frozen.raw,
+            replies=frozen.replies,
+            brought=frozen.brought,
+        )
         for index, frozen in written.items()
         if made.epoch or index == made.draft.newest.start
     }

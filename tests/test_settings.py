@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from proxy.settings import Effective, Settings, SettingsError, effective, environment, load
 
@@ -73,7 +74,7 @@ def test_defaults_are_the_issues(name: str, value: object) -> None:
         ("IDLE_TIMEOUT_SECONDS", "30", 30.0),
         ("SHUTDOWN_SECONDS", "0", 0),
         ("MEMORY_BYTES", "1000000", 1_000_000),
-        ("UPSTREAM_PROXY", "http://proxy:3128", "http://proxy:3128"),
+        ("UPSTREAM_PROXY", "http://proxy:3128", SecretStr("http://proxy:3128")),
     ],
 )
 def test_each_variable_is_read(variable: str, text: str, value: object) -> None:
@@ -105,7 +106,6 @@ def test_secrets_are_read_and_never_shown(variable: str) -> None:
         ("UPSTREAM_URL", "api.openai.com", "http"),
         ("UPSTREAM_URL", "ftp://x", "http"),
         ("UPSTREAM_URL", "http:///v1", "http"),
-        ("UPSTREAM_PROXY", "proxy:3128", "http"),
         ("PORT", "http", "integer"),
         ("PORT", "70000", "65535"),
         ("PORT", "-1", "0"),
@@ -144,11 +144,12 @@ def test_a_bad_value_is_refused(variable: str, value: str, allowed: str) -> None
 
 
 def test_a_bad_secret_is_refused_without_showing_it() -> None:
-    """A Redis URL may hold a password."""
-    said = refusal({"STRATA_REDIS_URL": "user:hunter2@host"})
-    assert said.startswith("STRATA_REDIS_URL: ")
-    assert "redis://" in said
-    assert "hunter2" not in said
+    """A Redis URL and a forward proxy's may hold a password."""
+    for variable, allowed in (("STRATA_REDIS_URL", "redis://"), ("STRATA_UPSTREAM_PROXY", "http://")):
+        said = refusal({variable: "user:hunter2@host"})
+        assert said.startswith(f"{variable}: ")
+        assert allowed in said
+        assert "hunter2" not in said
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -206,7 +207,7 @@ def test_what_kubernetes_puts_there_is_no_setting(name: str, value: str) -> None
 def test_effective_lists_every_setting_and_its_source() -> None:
     """In the order of the configuration table; tenants by their variables, secrets masked."""
     given = {
-        "STRATA_MODE": "observe", "STRATA_TENANTS__ACME__KEYS": "sk-1,sk-2", "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9",
+        "STRATA_MODE": "observe", "STRATA_TENANTS__ACME__KEYS": "sk-1,sk-2", "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9000",
     }  # fmt: skip
     lines = effective(load(given), given)
     names = [line.name for line in lines]
@@ -219,7 +220,7 @@ def test_effective_lists_every_setting_and_its_source() -> None:
     assert by_name["STRATA_CONVERSATION_HEADERS"].value == "x-session-id,x-openwebui-chat-id"
     assert by_name["STRATA_BUDGET_TOKENS"].value == ""
     assert by_name["STRATA_TENANTS__ACME__KEYS"].value == "********,********"
-    assert by_name["STRATA_TENANTS__ACME__BUDGET_TOKENS"].value == "9"
+    assert by_name["STRATA_TENANTS__ACME__BUDGET_TOKENS"].value == "9000"
     assert "STRATA_TENANTS__ACME__MODE" not in by_name
 
 

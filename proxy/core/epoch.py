@@ -27,10 +27,16 @@ class Profile:
 
 USUAL = Profile()
 
+LEAST_DEAD_TOKENS = 512
+"""Less is not worth taking away what somebody attached a moment ago."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """An epoch at one request. `dead_tokens` are carried along for nothing; `live_tokens` would be read anew."""
+    """An epoch at one request. `dead_tokens` are carried along for nothing; `live_tokens` would be read anew.
+
+    `rewritten` says whether anything forwarded so far is not the client's own.
+    """
 
     l1: bytes
     tools: bytes
@@ -40,6 +46,7 @@ class State:
     live_tokens: int
     fits: bool
     signed: bool
+    rewritten: bool
 
 
 def ends(epoch: Epoch, state: State, profile: Profile) -> Reason | None:
@@ -52,15 +59,16 @@ def ends(epoch: Epoch, state: State, profile: Profile) -> Reason | None:
     """
     if not state.fits:
         return "limit"
-    if state.l1 != epoch.l1 and not epoch.rewritten:
+    if state.l1 != epoch.l1 and not state.rewritten:
         return "l1_changed"
-    if state.signed or not epoch.rewritten:
+    if state.signed or not state.rewritten:
         return None
     if state.l1 != epoch.l1:
         return "l1_changed"
     if state.tools != epoch.tools:
         return "tools_changed"
-    if state.dead_tokens * profile.read * state.turns > state.live_tokens * (profile.write - profile.read):
+    weighs = state.dead_tokens * profile.read * state.turns > state.live_tokens * (profile.write - profile.read)
+    if weighs and state.dead_tokens >= LEAST_DEAD_TOKENS:
         return "dead_weight"
     cold = state.idle_seconds is not None and state.idle_seconds > profile.lifetime_seconds
     return "cold" if cold and state.dead_tokens > state.live_tokens else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proxy.core import layers, library, lineage, render
 from proxy.core.items import Item
-from proxy.core.layers import Draft, Slot
+from proxy.core.layers import Change, Draft, Slot
 from proxy.core.library import Library
 from proxy.core.lineage import Epoch, Frozen, Place, Reason, Recalled
 from proxy.core.message import Message
@@ -59,7 +59,11 @@ def resume(
         for index, raw in enumerate(epoch.leading):
             slots[index] = Slot(look(raw), raw, fixed=True)
     for index, frozen in found.frozen.items():
-        slots[index] = Slot(look(frozen.raw), frozen.raw, fixed=True)
+        raw = frozen.raw
+        if not request.messages[index].freezes:
+            # The client's own message, and what it once brought beside it.
+            raw = render.message(request.raw(index), Change(before=frozen.brought))
+        slots[index] = Slot(look(raw), raw, fixed=True)
     dropped = _spans(epoch, found.places) if dropped is None else dropped
     late = _late(request.messages, parts, slots, epoch, dropped)
     return layers.arrange(
@@ -67,6 +71,7 @@ def resume(
         parts,
         library=Library(epoch.library),
         stands=True,
+        lasting=True,
         context=(*late, *request.hints.context),
         dropped=dropped,
     )
@@ -81,14 +86,15 @@ def compact(request: Request, parts: Shape, look: Look, before: Draft) -> Callab
     }
     slots = [Slot(message) for message in messages]
     for index in history:
-        if any(item.key in gone for item in library.items(messages[index])):
+        # What is not frozen is arranged anew each time, from the client's own: bare now would not be bare then.
+        if messages[index].freezes and any(item.key in gone for item in library.items(messages[index])):
             raw = render.bare(request.raw(index), messages[index], gone)
             slots[index] = Slot(look(raw), raw)
 
     def arrange(dropped: tuple[Span, ...]) -> Draft:
         kept = [messages[index] for index in history if not any(span.start <= index < span.end for span in dropped)]
         shelf = library.in_use(before.standing, kept, [*context, *_attached(messages, parts)])
-        return layers.arrange(slots, parts, library=shelf, context=context, dropped=dropped)
+        return layers.arrange(slots, parts, library=shelf, lasting=True, context=context, dropped=dropped)
 
     return arrange
 
@@ -100,10 +106,6 @@ def _attached(messages: Sequence[Message], parts: Shape) -> list[Item]:
 def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: float, items: tuple[Item, ...]) -> Epoch:
     """Return the epoch that begins with this request, to be stored beside what is forwarded."""
     leading = tuple(render.sent(request, draft, index) for index in range(draft.leading))
-    changed = any(
-        draft.keeps(index) and render.sent(request, draft, index) != request.raw(index)
-        for index in {*draft.forms, *draft.changes}
-    )
     return Epoch(
         place=found.places[-1] if found.places else lineage.NO_EPOCH,
         number=found.epoch.number + 1 if found.epoch else 0,
@@ -114,7 +116,14 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
         tools=found.tools,
         library=items,
         dropped=tuple((found.places[span.start], found.places[span.end - 1]) for span in draft.dropped),
-        rewritten=changed or bool(draft.dropped),
+        rewritten=rewritten(request, draft),
+    )
+
+
+def rewritten(request: Request, draft: Draft) -> bool:
+    """Whether anything forwarded is not the client's own bytes, or something is left out."""
+    return bool(draft.dropped or draft.inserted) or any(
+        render.sent(request, draft, index) != request.raw(index) for index in {*draft.forms, *draft.changes}
     )
 
 
@@ -128,17 +137,22 @@ def _late(
 ) -> tuple[Item, ...]:
     """Find context the client sends in older turns that is nowhere in what was forwarded, nor in the newest turn.
 
-    Of each item only the newest version it sends there: older ones have been superseded.
+    Of each item only the newest version it sends there, and only where no version stands that came later.
     """
-    stands = {item.sha256 for item in (*epoch.library, *_attached(messages, parts))}
-    for slot in slots[: parts.newest.start]:
-        stands |= {item.sha256 for item in library.items(slot.message)}
-    newest: dict[tuple[str, str], tuple[Item, bool]] = {}
+    attached = _attached(messages, parts)
+    stands = {item.sha256 for item in (*epoch.library, *attached)}
+    latest = {item.key: len(slots) for item in attached}
+    for index, slot in enumerate(slots[: parts.newest.start]):
+        for item in library.items(slot.message):
+            stands.add(item.sha256)
+            latest[item.key] = max(index, latest.get(item.key, -1))
+    late: dict[tuple[str, str], Item | None] = {}
     for index in range(parts.leading, parts.newest.start):
-        out = any(span.start <= index < span.end for span in dropped)
+        out = not slots[index].fixed or any(span.start <= index < span.end for span in dropped)
         for item in library.items(messages[index]):
-            newest[item.key] = (item, slots[index].fixed and not out)
-    return tuple(item for item, replaced in newest.values() if replaced and item.sha256 not in stands)
+            known = out or item.sha256 in stands or latest.get(item.key, -1) > index
+            late[item.key] = None if known else item
+    return tuple(item for item in late.values() if item is not None)
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
@@ -149,7 +163,10 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
-    """Return what is frozen of what is forwarded, by index, an earlier turn's with the answers that follow it here."""
+    """Return what is frozen of what is forwarded, by index, an earlier turn's with the answers that follow it here.
+
+    Of a message that is the client's to spell, only what was brought beside it in `strata.context`.
+    """
     messages = request.messages
     frozen: dict[int, Written] = {}
     for turn in parts.turns:
@@ -158,14 +175,17 @@ def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
             messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"
         )  # fmt: skip
         for index in range(turn.start, turn.end):
-            if draft.keeps(index) and messages[index].freezes:
-                frozen[index] = Written(render.sent(request, draft, index), said if index == turn.start else ())
+            brought = draft.context if newest and index == turn.start else ""
+            if draft.keeps(index) and (messages[index].freezes or brought):
+                replies = said if index == turn.start else ()
+                frozen[index] = Written(render.sent(request, draft, index), replies, brought)
     return frozen
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A message as forwarded, and the answers known to have followed it."""
+    """A message as forwarded, the answers known to have followed it, and what was brought beside it."""
 
     raw: bytes
     replies: tuple[bytes, ...]
+    brought: str

@@ -86,9 +86,17 @@ class _Standing:
     def place(self, item: Item, *, in_library: bool = False) -> None:
         if not item.named:
             self.unnamed.setdefault((item.tag, item.label), set()).add(item.sha256)
+        in_library = in_library or self.newest.get(item.key) == (item.sha256, True)
         self.newest[item.key] = (item.sha256, in_library)
         self.items[item.key] = item
         self.tags.setdefault(item.label, set()).add(item.tag)
+
+    def doubt(self, message: Message) -> None:
+        """Refer to nothing that stands here: it is the client's to take away."""
+        for text in message.texts:
+            for block in text.blocks:
+                if block.item and block.item.key in self.newest:
+                    self.newest[block.item.key] = (b"", False)
 
     def holds(self, item: Item) -> bool:
         """Whether a reference would say what is meant: this very content, its newest version, and no other by its name.
@@ -117,12 +125,14 @@ def arrange(
     *,
     library: Library = NO_LIBRARY,
     stands: bool = False,
+    lasting: bool = False,
     context: Sequence[Item] = (),
     dropped: tuple[Span, ...] = (),
 ) -> Draft:
     """Arrange a prompt: L2 behind L1, references for repeats, the request's own context before the user's words.
 
-    With `stands` the library is part of fixed messages already.
+    With `stands` the library is part of fixed messages already; a message that is not fixed gets its half again.
+    `lasting` is for what will be replayed: it refers to nothing that the client may yet take away.
     """
     standing = _Standing()
     changes: dict[int, Change] = {}
@@ -135,7 +145,6 @@ def arrange(
     behind, head = _halves(library, place)
     if behind and not stands and place is not None:
         changes[place] = Change(behind=behind)
-    head = "" if stands else head
     taken = _takes(slots[shape.newest.start].message) if shape.turns else False
     brought, left = "", "" if taken else _bring(context, standing)
     before_newest: tuple[Item, ...] = ()
@@ -148,9 +157,13 @@ def arrange(
             continue
         if slot.message.role != "user" or (slot.fixed and index != shape.newest.start):
             _note(slot.message, standing)
+            # A frozen message holds the library's half that once stood at its head.
+            head = "" if _takes(slot.message) else head
             continue
         texts = () if slot.fixed else slot.message.texts
         replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing)))
+        if lasting and not slot.message.freezes:
+            standing.doubt(slot.message)
         takes = _takes(slot.message)
         before = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
         if before or replaced:
@@ -216,4 +229,13 @@ def _replace(text: Text, standing: _Standing) -> tuple[Replacement, ...]:
             start, named = block.start, []
         runs.append((start, block.end, [*named, standing.refer(block.item)]))
         open_run = True
-    return tuple(Replacement(start, end, _reference(named)) for start, end, named in runs)
+    return tuple(
+        Replacement(start, end, _alone(text.value, start, end, _reference(named))) for start, end, named in runs
+    )
+
+
+def _alone(text: str, start: int, end: int, reference: str) -> str:
+    """Give a reference lines of its own: what stands beside it on the line is still a block when it is read again."""
+    before = "\n" if start and text[start - 1] != "\n" else ""
+    behind = "\n" if end < len(text) and text[end] != "\n" else ""
+    return f"{before}{reference}{behind}"

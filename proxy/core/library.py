@@ -58,9 +58,9 @@ def left_out(messages: Sequence[Message], shape: Shape, sent: Mapping[int, Messa
     for turn in shape.turns[:-1]:
         if any(message.signed for message in messages[turn.start : turn.end]):
             break
-        here = {item.sha256 for item in items(messages[turn.start])}
+        here = {item.key for item in items(messages[turn.start])}
         for item in items(sent[turn.start]) if turn.start in sent else ():
-            if item.promotable and item.sha256 not in here and newest.get(item.key) != item.sha256:
+            if item.promotable and item.key not in here and newest.get(item.key) != item.sha256:
                 collected.append(item)
                 newest[item.key] = item.sha256
     return Library(tuple(collected))

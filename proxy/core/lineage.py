@@ -25,11 +25,15 @@ REASONS: tuple[Reason, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """A message as it was forwarded, and digests of each answer to it. `started` orders attempts at the same words."""
+    """A message as it was forwarded, and digests of each answer to it. `started` orders attempts at the same words.
+
+    `brought` is the text that came beside it in `strata.context`, part of `raw`.
+    """
 
     started: float
     raw: bytes
     replies: frozenset[bytes] = frozenset()
+    brought: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +96,13 @@ def match(
     found: dict[int, Frozen] = {}
     for turn in shape.turns[:-1]:
         said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
-        if not messages[turn.start].freezes:
-            continue
         log = recalled.log.get((epoch, places[turn.start]), ())
         answered = [frozen for frozen in log if said and frozen.replies >= said]
         if not answered:
             continue
-        found[turn.start] = max(answered, key=lambda frozen: frozen.started)
+        latest = max(answered, key=lambda frozen: frozen.started)
+        if messages[turn.start].freezes or latest.brought:
+            found[turn.start] = latest
         for index in range(turn.start + 1, turn.end):
             if messages[index].freezes and (followed := recalled.log.get((epoch, places[index]))):
                 found[index] = min(followed, key=lambda frozen: frozen.started)

@@ -119,12 +119,14 @@ def make(
     return dataclasses.replace(made, draft=draft, order=order)
 
 
-def _own(job: _Job, shelf: Library = layers.NO_LIBRARY) -> Arrange:
+def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False) -> Arrange:
     """Arrange the client's own messages."""
     slots = [Slot(message) for message in job.request.messages]
 
     def arrange(dropped: tuple[Span, ...]) -> Draft:
-        return layers.arrange(slots, job.parts, library=shelf, context=job.request.hints.context, dropped=dropped)
+        return layers.arrange(
+            slots, job.parts, library=shelf, lasting=lasting, context=job.request.hints.context, dropped=dropped
+        )
 
     return arrange
 
@@ -149,14 +151,15 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
     request, parts = job.request, job.parts
     found = history.past(request, parts, recalled, job.order)
     if found.epoch is None:
-        fitted = _fitted(job, _own(job))
+        fitted = _fitted(job, _own(job, lasting=True))
         return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, "first"))
     draft = history.resume(request, parts, found, job.look)
-    reason = epochs.ends(found.epoch, _state(job, found, draft, recalled.seen_at), job.policy.profile)
+    state = _state(job, found, draft, recalled.seen_at)
+    reason = epochs.ends(found.epoch, state, job.policy.profile)
     if reason is None:
         return _plan(job, Fitted(draft=draft), places=found.places, epoch=found.epoch)
-    if reason == "l1_changed" and not found.epoch.rewritten:
-        fitted = _fitted(job, _own(job))
+    if reason == "l1_changed" and not state.rewritten:
+        fitted = _fitted(job, _own(job, lasting=True))
     elif _signed(job):
         fitted = _fitted(job, lambda dropped: history.resume(request, parts, found, job.look, dropped=dropped))
     else:
@@ -188,6 +191,7 @@ def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epoch
         live_tokens=live,
         fits=total is None or job.limit is None or total <= job.limit.tokens,
         signed=_signed(job),
+        rewritten=history.rewritten(job.request, draft) or bool(found.epoch and found.epoch.rewritten),
     )
 
 

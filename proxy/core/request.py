@@ -202,10 +202,26 @@ def _shown(raw: bytes, path: str) -> str:
 
 
 def _item(context: _Context, count: items.Count, tags: items.Tags) -> items.Item:
-    """Frame an explicit item; content cannot close the frame, and the id names it whatever stands inside."""
-    quote = "'" if '"' in context.id else '"'
-    attributes = f" id={quote}{context.id}{quote}" if context.id and quote not in context.id else ""
-    inner = context.content.replace(f"</{context.type}", f"<\\/{context.type}")
-    block = f"<{context.type}{attributes}>\n{inner}\n</{context.type}>"
-    name = " ".join(context.id.split())[:300]
-    return items.make(context.type, block, name, count, tags, trusted=context.trust == "trusted")
+    """Frame an explicit item; content cannot close the frame, and the id names it whatever stands inside.
+
+    A type outside the tag table becomes an attribute: so the block is the same item wherever it is read again.
+    """
+    tag = context.type if context.type in tags.kinds else "document"
+    kind = "" if tag == context.type else context.type
+    trust = "" if context.trust == "trusted" else context.trust
+    facts = (("id", context.id), ("type", kind), ("trust", trust))
+    attributes = "".join(f' {name}="{_attribute(value)}"' for name, value in facts if value)
+    inner = context.content.replace(f"</{tag}", f"<\\/{tag}")
+    block = f"<{tag}{attributes}>\n{inner}\n</{tag}>"
+    found = items.find(block, tags, count)
+    if len(found) == 1 and found[0].item is not None:
+        return found[0].item
+    return items.make(tag, block, _attribute(context.id), count, tags, trusted=not trust)
+
+
+def _attribute(value: str) -> str:
+    """An attribute holds one line, and nothing that would end it or its tag."""
+    return " ".join(value.translate(_NO_MARKUP).split())[:300]
+
+
+_NO_MARKUP = str.maketrans({'"': "'", "<": "(", ">": ")"})

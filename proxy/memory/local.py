@@ -81,7 +81,7 @@ class LocalStore(Store):
                 old = known.get(digest)
                 started = min(old.started, frozen.started) if old else frozen.started
                 replies = frozen.replies | (old.replies if old else frozenset())
-                known[digest] = Frozen(started=started, raw=frozen.raw, replies=replies)
+                known[digest] = dataclasses.replace(frozen, started=started, replies=replies)
         self._resize(found)
         return self.copy(conversation)
 
@@ -102,8 +102,9 @@ class LocalStore(Store):
             if known is not None:
                 attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | set(entry.replies))
             elif len(attempts) < _MOST_ATTEMPTS:
-                frozen = Frozen(started=entry.started, raw=entry.raw, replies=frozenset(entry.replies))
-                attempts[entry.attempt] = frozen
+                attempts[entry.attempt] = Frozen(
+                    started=entry.started, raw=entry.raw, replies=frozenset(entry.replies), brought=entry.brought
+                )
         self._resize(found)
         return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
 
@@ -205,7 +206,14 @@ class LocalStore(Store):
         heads = sum(len(raw) for epoch in found.epochs.values() for raw in epoch.leading)
         shelves = sum(len(item.content) for epoch in found.epochs.values() for item in epoch.library)
         view = _OVERHEAD * (1 + len(found.view.library)) if found.view else 0
-        size = _OVERHEAD * (1 + len(found.log)) + sum(contents.values()) + 64 * replies + heads + shelves + view
+        size = (
+            _OVERHEAD * (1 + len(found.log) + len(found.epochs))
+            + sum(contents.values())
+            + 64 * replies
+            + heads
+            + shelves
+            + view
+        )
         self._size += size - found.size
         found.size = size
         while self._size > self._max_bytes and self._conversations:

@@ -170,7 +170,7 @@ class RedisStore(Store):
 
         def write(pipe: Any) -> None:
             for entry in entries:
-                pipe.hsetnx(log, f"m:{_field(entry)}", repr(entry.started))
+                pipe.hsetnx(log, f"m:{_field(entry)}", msgspec.msgpack.encode((entry.started, entry.brought)))
                 pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
                 for reply in entry.replies:
                     pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
@@ -191,7 +191,14 @@ class RedisStore(Store):
 
     async def _restore(self, conversation: str, missing: Recalled) -> None:
         entries = [
-            Entry(epoch=epoch, place=place, started=frozen.started, raw=frozen.raw, replies=tuple(frozen.replies))
+            Entry(
+                epoch=epoch,
+                place=place,
+                started=frozen.started,
+                raw=frozen.raw,
+                replies=tuple(frozen.replies),
+                brought=frozen.brought,
+            )
             for (epoch, place), attempts in missing.log.items()
             for frozen in attempts
         ]
@@ -431,7 +438,8 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Reca
     for (epoch, place, attempt), at in by_kind["m"]:
         if attempt in held:
             told = frozenset(replies.get((epoch, place, attempt), ()))
-            frozen = Frozen(started=float(at), raw=held[attempt], replies=told)
+            started, brought = msgspec.msgpack.decode(at, type=tuple[float, str])
+            frozen = Frozen(started=started, raw=held[attempt], replies=told, brought=brought)
             log[epoch, place] = (*log.get((epoch, place), ()), frozen)
     read = [_unpack(place, value, held) for (place,), value in by_kind["e"]]
     epochs = {epoch.place: epoch for epoch in read if epoch is not None}
@@ -440,7 +448,10 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Reca
 
 
 def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch | None:
-    read = msgspec.msgpack.decode(packed, type=_Epoch)
+    try:
+        read = msgspec.msgpack.decode(packed, type=_Epoch)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
     if not held.keys() >= {*read.leading, *(item.content for item in read.library)}:
         return None
     return Epoch(

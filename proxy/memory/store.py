@@ -22,6 +22,7 @@ class Entry:
     started: float
     raw: bytes
     replies: tuple[bytes, ...] = ()
+    brought: str = ""
 
     @property
     def attempt(self) -> bytes:

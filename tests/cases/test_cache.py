@@ -29,6 +29,7 @@ from tests.cases.conftest import (
 ARGUMENTS = '{"path": "n.txt",  "body":"\\u00e9", "z":1.0, "a":[ ]}'
 ARGUMENTS_RAW = orjson.dumps(ARGUMENTS).replace("é".encode(), b"\\u00e9")
 
+PROMOTIONS = pytest.mark.parametrize("promotion", ["deferred", "eager"])
 NAMED = [{}, {"x-strata-conversation": "c-1"}]
 NAMES = ["anonymous", "named"]
 
@@ -137,9 +138,12 @@ LEAD = system("You keep a tide table.")
 DONE = assistant("Done.")
 
 
-async def test_c16_a_side_request_leaves_the_main_conversation_alone(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c16_a_side_request_leaves_the_main_conversation_alone(
+    start: Start, upstream: Upstream, promotion: str
+) -> None:
     """A title request under the same name neither changes nor joins the main conversation's next turn."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     second = [LEAD, user("Sum it up."), DONE, asked("And the crew?", "crew.md")]
     third = [LEAD, user("Sum it up."), DONE, user("And the crew?"), DONE, user("More?")]
     title = [system("Give this chat a title."), user(f"{note('log.md')}\n\n{note('other.md')}\n\nSum it up.\n\nDone.")]
@@ -157,9 +161,10 @@ async def test_c16_a_side_request_leaves_the_main_conversation_alone(start: Star
     assert busy[1] == orjson.dumps(chat(*title))
 
 
-async def test_c16_a_side_request_with_the_same_words_forks(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c16_a_side_request_with_the_same_words_forks(start: Start, upstream: Upstream, promotion: str) -> None:
     """A side request that repeats the main history word for word, and asks another thing, adds nothing to it."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     history = [LEAD, user("Sum it up."), DONE]
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     await say(strata, upstream, "s", *history, asked("Suggest three tags.", "tags.md"))
@@ -197,7 +202,7 @@ async def test_c17_keys_headers_parts_and_marks_arrive(start: Start, upstream: U
 
 async def test_c17_a_library_behind_parts_keeps_them_and_their_marks(start: Start, upstream: Upstream) -> None:
     """Where L2 joins system parts, the client's parts and marks stand before it unchanged, and no mark too many."""
-    strata = await start()
+    strata = await start(promotion="eager")
     lead = {"role": "system", "content": PARTS}
     await say(strata, upstream, "s", lead, asked("Sum it up.", "log.md"))
     await say(strata, upstream, "s", lead, user("Sum it up."), DONE, user("More?"))
@@ -213,7 +218,7 @@ DEVELOPER = {"role": "developer", "content": [{"type": "text", "text": "Answer i
 
 async def test_c25_a_developer_prompt_of_parts_holds_the_library(start: Start, upstream: Upstream) -> None:
     """A developer message of parts stays one, first and in front of the library, and equal from turn to turn."""
-    strata = await start()
+    strata = await start(promotion="eager")
     await say(strata, upstream, "s", DEVELOPER, asked("Sum it up.", "log.md"))
     history: list[object] = [DEVELOPER, user("Sum it up."), DONE]
     firsts = []
@@ -227,9 +232,10 @@ async def test_c25_a_developer_prompt_of_parts_holds_the_library(start: Start, u
     assert "log.md report 3" in firsts[0]["content"][1]["text"]
 
 
-async def test_c59_a_retry_gives_the_same_bytes(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c59_a_retry_gives_the_same_bytes(start: Start, upstream: Upstream, promotion: str) -> None:
     """A turn that failed and is sent again is forwarded with the very same bytes, its context in it once."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     await say(strata, upstream, "s", LEAD, user("Sum it up."), DONE, asked("The crew?", "crew.md"))
     third = [LEAD, user("Sum it up."), DONE, user("The crew?"), DONE, asked("The pier?", "pier.md", "log.md")]
@@ -247,9 +253,10 @@ async def test_c59_a_retry_gives_the_same_bytes(start: Start, upstream: Upstream
         assert again.count(name) == 1
 
 
-async def test_c59_an_edit_rewinds_to_the_clients_history(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c59_an_edit_rewinds_to_the_clients_history(start: Start, upstream: Upstream, promotion: str) -> None:
     """An edited second turn knows nothing of the branch it leaves, and keeps what came before the fork, once."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     await say(strata, upstream, "s", LEAD, user("Sum it up."), DONE, asked("The crew?", "crew.md"))
     await say(strata, upstream, "s", LEAD, user("Sum it up."), DONE, user("The crew?"), DONE, asked("Why?", "pier.md"))
@@ -258,7 +265,8 @@ async def test_c59_an_edit_rewinds_to_the_clients_history(start: Start, upstream
     assert edited.count(b"boats.md report 3") == 1
     assert b"crew.md" not in edited
     assert b"pier.md" not in edited
-    assert [message["content"] for message in orjson.loads(edited)["messages"][1:3]] == ["Sum it up.", "Done."]
+    first, reply = (message["content"] for message in orjson.loads(edited)["messages"][1:3])
+    assert (first, reply) == ("Sum it up." if promotion == "eager" else f"{note('log.md')}\n\nSum it up.", "Done.")
     then = await say(
         strata, upstream, "s", LEAD, user("Sum it up."), DONE, user("The boats?"), DONE, asked("Again?", "log.md")
     )
@@ -267,12 +275,13 @@ async def test_c59_an_edit_rewinds_to_the_clients_history(start: Start, upstream
     assert b"crew.md" not in then
 
 
+@PROMOTIONS
 @pytest.mark.parametrize("stream", [False, True])
 async def test_c59_a_streamed_answer_belongs_to_its_turn_as_a_plain_one_does(
-    start: Start, upstream: Upstream, stream: bool
+    start: Start, upstream: Upstream, stream: bool, promotion: str
 ) -> None:
-    """Whether turns are streamed or not changes nothing in the library of the next ones."""
-    strata = await start()
+    """Whether turns are streamed or not changes nothing in what the next ones are given."""
+    strata = await start(promotion=promotion)
     named = {"x-strata-conversation": "s"}
     more = {"stream": True} if stream else {}
     await strata.post(chat(LEAD, asked("Sum it up.", "log.md"), **more), named)
@@ -280,36 +289,47 @@ async def test_c59_a_streamed_answer_belongs_to_its_turn_as_a_plain_one_does(
     history = [LEAD, user("Sum it up."), DONE, user("The crew?"), DONE]
     await strata.post(chat(*history, asked("And?", "log.md"), **more), named)
     for body, names in zip(upstream.bodies[1:], (["log.md"], ["log.md", "crew.md"]), strict=True):
-        lead = orjson.loads(body)["messages"][0]["content"]
-        places = [lead.find(f"{name} report 3") for name in names]
+        texts = [message["content"] for message in orjson.loads(body)["messages"]]
+        held = texts[0] if promotion == "eager" else "\n".join(texts)
+        places = [held.find(f"{name} report 3") for name in names]
         assert -1 not in places
+        assert [held.count(f"{name} report 3") for name in names] == [1] * len(names)
         assert places == sorted(places)
     assert upstream.seen[2].json["messages"][-1]["content"].startswith("Context attached:\n- log.md\n")
 
 
-async def test_c59_another_answer_forks(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c59_another_answer_forks(start: Start, upstream: Upstream, promotion: str) -> None:
     """A history that holds an answer which was never given draws nothing from what is stored."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     sent = [LEAD, user("Sum it up."), assistant("I would rather not."), user("More?")]
     forwarded = await say(strata, upstream, "s", *sent)
     assert forwarded == orjson.dumps(chat(*sent))
 
 
-async def test_c59_the_clients_messages_win(start: Start, upstream: Upstream) -> None:
-    """Context that the client sends itself, in an old turn and another version, is forwarded as the client sent it."""
-    strata = await start()
+@PROMOTIONS
+async def test_c59_the_clients_messages_win(start: Start, upstream: Upstream, promotion: str) -> None:
+    """Context that the client sends itself, in an old turn and another version, is the newest the model gets.
+
+    Under deferred what was forwarded stays, and the new version is appended to the newest turn.
+    """
+    strata = await start(promotion=promotion)
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     changed = note("log.md").replace("report 3 lists", "report 3 omits")
     sent = [LEAD, user(f"{changed}\n\nSum it up."), DONE, user("More?")]
     forwarded = orjson.loads(await say(strata, upstream, "s", *sent))["messages"]
-    assert forwarded[1] == sent[1]
+    if promotion == "eager":
+        assert forwarded == sent
+    else:
+        assert forwarded == [LEAD, asked("Sum it up.", "log.md"), DONE, user(f"{changed}\n\nMore?")]
     assert [message["role"] for message in forwarded] == ["system", "user", "assistant", "user"]
 
 
-async def test_c59_conversations_of_two_keys_share_nothing(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c59_conversations_of_two_keys_share_nothing(start: Start, upstream: Upstream, promotion: str) -> None:
     """The same conversation name under another key, or for another user, is another conversation."""
-    strata = await start()
+    strata = await start(promotion=promotion)
     await say(strata, upstream, "s", LEAD, asked("Sum it up.", "log.md"))
     sent = chat(LEAD, user("Sum it up."), DONE, user("More?"))
     named = {"x-strata-conversation": "s"}
@@ -326,7 +346,8 @@ async def parallel(strata: Strata, requests: Sequence[tuple[object, ...]]) -> li
     return [answer.status_code for answer in answers]
 
 
-async def test_c58_two_branches_at_once_stay_apart(start: Start, upstream: Upstream) -> None:
+@PROMOTIONS
+async def test_c58_two_branches_at_once_stay_apart(start: Start, upstream: Upstream, promotion: str) -> None:
     """Branches that are asked at the same time, each with a document, keep theirs and get no other's, once each."""
 
     async def slow(_: Seen, wire: Wire) -> None:
@@ -334,7 +355,7 @@ async def test_c58_two_branches_at_once_stay_apart(start: Start, upstream: Upstr
         await wire.whole(CHAT_ANSWER)
 
     upstream.answer = slow
-    strata = await start()
+    strata = await start(promotion=promotion)
     branches = [f"branch{number}" for number in range(8)]
     first = [(LEAD, asked(f"About {branch}?", f"{branch}.md")) for branch in branches]
     assert await parallel(strata, first) == [200] * 8

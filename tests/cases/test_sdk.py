@@ -473,7 +473,7 @@ async def test_c76_the_proxys_own_member_stays_here_whatever_is_beside_it(
 async def test_c76_spelling_survives_beside_a_change(start: Start, upstream: Upstream) -> None:
     """Where one block is replaced and history is cut, all else keeps its spelling: escapes, numbers, spaces."""
     block = orjson.dumps(note("log.md"))[1:-1]
-    kept = b'{ "role":"user" , "content":"\\u00e9 \\/ ' + block + b'", "x":1.0e2 }'
+    kept = b'{ "role":"user" , "content":"\\u00e9 \\/\\n' + block + b'", "x":1.0e2 }'
     old = b'{"role":"user","content":' + orjson.dumps(words(900)) + b'},{"role":"assistant","content":"\\u0041"},'
     sent = (
         b'{"seed":9007199254740993,"messages":[' + old * 3 + kept + b', {"role":"assistant","content":"\\u0042"} ,'

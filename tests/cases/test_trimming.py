@@ -111,7 +111,7 @@ async def test_c23_library_and_context_join_a_neighbour(
 async def test_c24_layers_pass_an_upstream_of_one_leading_system_message(start: Start, provide: StartProvider) -> None:
     """Where no system message may stand behind the first, L1 with L2 and L3 still pass, and every step is valid."""
     provider = await provide(Options(strict=True))
-    strata = await start(upstream_url=provider.url)
+    strata = await start(upstream_url=provider.url, promotion="eager")
     named = {"x-strata-conversation": "c24"}
     first = await strata.post(chat(system("Be brief."), user(f"{note('log.md')}\n\nSum it up.")), named)
     reply = first.json()["choices"][0]["message"]["content"]
@@ -146,7 +146,7 @@ async def test_c24_a_system_note_in_mid_conversation_keeps_its_place(
 
 async def test_c24_two_leading_system_messages_and_a_library_stay_valid(start: Start, upstream: Upstream) -> None:
     """With L1 in two leading system messages L2 joins the last of them; no system message is added."""
-    strata = await start()
+    strata = await start(promotion="eager")
     named = {"x-strata-conversation": "c24b"}
     leading = [system("Be brief."), system("Use metres.")]
     await strata.post(chat(*leading, user(f"{note('log.md')}\n\nSum it up.")), named)

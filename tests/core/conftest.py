@@ -8,15 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import history, plan, render, reply, request, turn
+from proxy.core import plan, render, reply, request
 from proxy.core.items import Tags
-from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
+from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Entry
+from proxy.pipeline import log_entries
 
 ANALYST = Analyst(Tags.of(), max_bytes=16_000_000)
 SCALE = TokenScale("o200k_base", max_bytes=16_000_000)
@@ -50,6 +50,7 @@ def make_plan(
         scale=SCALE,
         look=ANALYST.analyse,
         now=now,
+        given=ANALYST.tools(found.member("tools")),
     )
     return found, made
 
@@ -79,25 +80,13 @@ class Talk:
         self.now = self.now + 1 if now is None else now
         found, made = make_plan(body, self.recalled, named=True, now=self.now, **how)
         self.plans.append(made)
-        entry = self._remember(found, made)
+        entries = log_entries(found, made, at=self.now) if made.places else {}
+        self.store.put("c", list(entries.values()), made.epoch if made.began else None)
+        entry = entries.get(made.draft.newest.start)
         if entry is not None and answer is not None:
             replies = reply.of_answer(orjson.dumps({"choices": [{"message": {"content": answer}}]}))
             self.store.answer("c", entry, replies)
         return render.body(found, made.draft, ask_usage=False)
-
-    def _remember(self, found: Request, made: Plan) -> Entry | None:
-        if not made.places:
-            return None
-        epoch, newest = made.epoch.place if made.epoch else NO_EPOCH, made.draft.newest.start
-        entries = {
-            index: Entry(
-                epoch=epoch, place=made.places[index], started=self.now, raw=written.raw, replies=written.replies
-            )
-            for index, written in history.written(found, turn.shape(found.messages), made.draft).items()
-            if made.epoch or index == newest
-        }
-        self.store.put("c", list(entries.values()), made.epoch if made.began else None)
-        return entries.get(newest)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ CASES = sorted(path.parent.name for path in GOLDEN.glob("*/in.json"))
 DIGESTS = {line.split()[1]: line.split()[0] for line in (GOLDEN / "sha256.txt").read_text().splitlines()}
 RULES = """
 worked-example-turn-1 worked-example-turn-2 worked-example-turn-3 parts cache-control changed-item web-item
-explicit-context budget-cut stream-options odd-spellings fork repeats agent-cut
+explicit-context budget-cut stream-options odd-spellings fork repeats agent-cut deferred-stripped deferred-limit
 """
 
 
@@ -90,6 +90,50 @@ def test_the_worked_example_is_the_seeds() -> None:
         second,
         {"role": "user", "content": f"{REFERENCE}\n\nExplain that"},
     ]
+
+
+def deferred(case: str) -> list[list[dict[str, str]]]:
+    lines = (GOLDEN / f"deferred-{case}" / "out.bytes").read_bytes().splitlines()
+    return [orjson.loads(line)["messages"] for line in lines]
+
+
+ABOVE = "Context attached:\n- project-spec.md\nFind them above in this conversation."
+SYSTEM = {"role": "system", "content": "You are a helpful assistant for a note-taking application."}
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * len(texts), texts)]  # noqa: B905
+
+
+def test_a_stripped_history_is_forwarded_as_it_was() -> None:
+    """Four turns of a note chat whose client keeps no attachments: each turn begins with the one before."""
+    sent = deferred("stripped")
+    talk = said(
+        f"{SPEC}\n\nSummarize this", "It plans an app.",
+        f"{ABOVE}\n\n{DOCS}\n\nWhat's the API?", "It has two calls.",
+        f"{ABOVE}\n\nExplain that", "One stores, one reads.",
+        "Thanks. And now?",
+    )  # fmt: skip
+    assert sent == [[SYSTEM, *talk[:end]] for end in (1, 3, 5, 7)]
+
+
+def test_at_a_limit_history_is_bare_and_l2_holds_what_is_in_use() -> None:
+    """Three turns grow; the fourth begins an epoch with the newest version in L2, and the fifth goes on with it."""
+    sent = deferred("limit")
+    new = SPEC.replace("ten minutes", "twenty minutes")
+    grown = said(
+        f"{SPEC}\n\nSummarize this", "It plans an app.", f"{DOCS}\n\nWhat's the API?", "It has two calls.",
+        f"{new}\n\nWhat changed?",
+    )  # fmt: skip
+    assert sent[:3] == [[SYSTEM, *grown[:end]] for end in (1, 3, 5)]
+    library = {
+        **SYSTEM, "content": f"{SYSTEM['content']}\n\n<context_library>\n{LIBRARY}\n\n{new}\n</context_library>",
+    }  # fmt: skip
+    bare = said(
+        "Summarize this", "It plans an app.", "What's the API?", "It has two calls.", "What changed?",
+        "Twenty minutes.", f"{REFERENCE}\n\nIs it long?", "No.", "Thanks.",
+    )  # fmt: skip
+    assert sent[3:] == [[library, *bare[:7]], [library, *bare]]
 
 
 def test_the_first_turn_forwards_as_sent() -> None:

@@ -23,18 +23,26 @@ def items(text: str) -> list[Item]:
     [
         pytest.param("no tags at all", [], id="plain"),
         pytest.param("<note_context>a</note_context>", ["<note_context>a</note_context>"], id="one"),
-        pytest.param("x <file>a</file> y <file>b</file>", ["<file>a</file>", "<file>b</file>"], id="two"),
+        pytest.param("x\n<file>a</file>\ny\n<file>b</file>", ["<file>a</file>", "<file>b</file>"], id="two"),
         pytest.param('<file name="a>b">c</file>', ['<file name="a>b">c</file>'], id="an angle bracket inside"),
         pytest.param("<file>a <file>b</file> c</file>", ["<file>a <file>b</file> c</file>"], id="nested, same tag"),
         pytest.param("<file>a<context>b</context></file>", ["<file>a<context>b</context></file>"], id="outermost only"),
-        pytest.param("<file>a <context>b</context>", ["<context>b</context>"], id="an unclosed one is text"),
-        pytest.param('<file path="x"/> <file>a</file>', ["<file>a</file>"], id="self-closing is text"),
+        pytest.param("<file>a\n<context>b</context>", ["<context>b</context>"], id="an unclosed one is text"),
+        pytest.param('<file path="x"/>\n<file>a</file>', ["<file>a</file>"], id="self-closing is text"),
         pytest.param('<file>a <file path="x"/> b</file>', ['<file>a <file path="x"/> b</file>'], id="closes itself"),
         pytest.param("<files>a</files>", [], id="only whole names"),
         pytest.param("<context_library>a</context_library>", [], id="a longer name"),
-        pytest.param("</file><file>a</file>", ["<file>a</file>"], id="a stray close"),
+        pytest.param("</file>\n<file>a</file>", ["<file>a</file>"], id="a stray close"),
         pytest.param("<FILE>a</FILE>", [], id="case matters"),
         pytest.param("<file>a</file >", [], id="the close is spelled plainly"),
+        pytest.param(" \t<file>a</file> \nx", ["<file>a</file>"], id="blanks around it"),
+        pytest.param("<file>a</file><file>b</file>", ["<file>a</file>", "<file>b</file>"], id="one behind another"),
+        pytest.param("<file>a</file> <file>b</file>", ["<file>a</file>", "<file>b</file>"], id="a blank between them"),
+        pytest.param("What does <file>a</file> mean?", [], id="in the middle of a sentence"),
+        pytest.param("Why? <file>a</file>", [], id="behind words"),
+        pytest.param("<file>a</file> Why?", [], id="in front of words"),
+        pytest.param("x = '<file>a</file>'\n<file>b</file>", ["<file>b</file>"], id="in code"),
+        pytest.param("<file>a</file> is what\n<file>b</file>", ["<file>b</file>"], id="a block behind a sentence"),
     ],
 )
 def test_blocks_are_the_outermost_closed_tags(text: str, blocks: list[str]) -> None:
@@ -46,7 +54,7 @@ def test_blocks_are_the_outermost_closed_tags(text: str, blocks: list[str]) -> N
 @pytest.mark.parametrize("tag", sorted(TAGS))
 def test_every_tag_of_the_table_is_recognised(tag: str) -> None:
     """A tool output's block is found but is no item; a web page's is not trusted."""
-    (block,) = find(f"a <{tag}>x</{tag}> b", TABLE, count)
+    (block,) = find(f"a\n<{tag}>x</{tag}>\nb", TABLE, count)
     if TAGS[tag] == "tool":
         assert block.item is None
     else:
@@ -107,7 +115,7 @@ def test_unnamed_blocks_are_told_apart_by_their_content() -> None:
     """Two blocks without a name that begin alike are two items, not two versions of one."""
     same = "The same first sentence of every chunk, longer than any label would be. "
     one, two = items(f"<document>{same}1</document><document>{same}2</document>")
-    again = items(f"x <document>{same}1</document>")[0]
+    again = items(f"x\n<document>{same}1</document>")[0]
     assert one.key != two.key
     assert one.key == again.key
 

@@ -39,9 +39,11 @@ def users(texts: Sequence[str]) -> list[dict[str, str]]:
         pytest.param([A, A2, A], [A, A2, A], id="an old version that comes back stands in full"),
         pytest.param([SHORT, SHORT], [SHORT, SHORT], id="short blocks are left alone"),
         pytest.param([A, f"{A}\n{B}"], [A, f"{above('a.md')}\n{B}"], id="only the repeat"),
-        pytest.param([A + B, f"{B}\n\n{A} x"], [A + B, f"{above('b.md', 'a.md')} x"], id="neighbours share a frame"),
-        pytest.param([A + B, f"{B} and {A}"], [A + B, f"{above('b.md')} and {above('a.md')}"], id="words between"),
-        pytest.param([A + B, f"{A}{SHORT}{B}"], [A + B, above("a.md") + SHORT + above("b.md")], id="a block between"),
+        pytest.param([A + B, f"{B}\n\n{A}\nx"], [A + B, f"{above('b.md', 'a.md')}\nx"], id="neighbours share a frame"),
+        pytest.param([A + B, f"{B}\nand\n{A}"], [A + B, f"{above('b.md')}\nand\n{above('a.md')}"], id="words between"),
+        pytest.param(
+            [A + B, f"{A}{SHORT}{B}"], [A + B, f"{above('a.md')}\n{SHORT}\n{above('b.md')}"], id="a block between"
+        ),
         pytest.param([f"{A}\n{A}"], [f"{A}\n{above('a.md')}"], id="twice in one message"),
         pytest.param([A, FILE_A], [A, FILE_A], id="another tag is another item"),
         pytest.param(
@@ -84,7 +86,7 @@ def context(name: str, words: str = WORDS) -> dict[str, str]:
 
 
 def block(name: str, words: str = WORDS) -> str:
-    return f'<note id="{name}">\n{words}\n</note>'
+    return f'<document id="{name}" type="note">\n{words}\n</document>'
 
 
 @pytest.mark.parametrize(

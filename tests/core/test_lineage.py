@@ -179,4 +179,4 @@ def test_a_turn_without_an_answer_matches_nothing(read: Read) -> None:
 def test_what_does_not_freeze_is_never_replayed(content: object, read: Read) -> None:
     """Addresses expire, and a request may hold only a few marks."""
     talk: Said = [("u", content), ("a", "1"), ("u", "Two?")]
-    assert matched(talk, {0: ((b"x", ("1",), 0),), 1: ((b"r", (), 0),)}, read) == {}
+    assert matched(talk, {0: ((b"x", ("1",), 0),), 1: ((b"r", (), 0),)}, read).keys() == {1}

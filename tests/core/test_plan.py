@@ -31,6 +31,10 @@ def result(call: str, text: str = WORDS) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
+def fits(made: Plan) -> bool:
+    return made.total is None or made.limit is None or made.total <= made.limit
+
+
 def history(turns: int) -> list[dict[str, Any]]:
     talk = [SYSTEM]
     for turn in range(turns):
@@ -52,9 +56,9 @@ def chat(messages: list[dict[str, Any]], **more: object) -> dict[str, object]:
 def test_a_request_that_fits_is_not_weighed(make: Make) -> None:
     """Where the bytes alone prove that all fits there is no total, and no action."""
     _, made = make(chat(history(3)))
-    assert (made.total, made.limit, made.actions, made.fits) == (None, 123_904, (), True)
+    assert (made.total, made.limit, made.actions, fits(made)) == (None, 123_904, (), True)
     _, made = make({**chat(history(3)), "model": "unheard-of"})
-    assert (made.total, made.limit, made.fits) == (None, None, True)
+    assert (made.total, made.limit, fits(made)) == (None, None, True)
 
 
 def test_a_request_that_fits_when_weighed_is_left_alone(make: Make, forward: Forward) -> None:
@@ -69,11 +73,15 @@ def test_a_request_that_fits_when_weighed_is_left_alone(make: Make, forward: For
 
 
 def test_observe_changes_nothing(make: Make, forward: Forward) -> None:
-    """No layering, no guard; the own member still stays here."""
-    body = chat(history(9), strata={"context": [{"content": "x"}]})
-    _, made = make(body, mode="observe", budget=5_000)
-    assert (made.total, made.limit, made.actions, made.fits) == (None, None, (), True)
-    assert forward(body, mode="observe", budget=5_000) == orjson.dumps(chat(history(9)))
+    """No layering, no guard; the own member still stays here, and what it brought is the client's own."""
+    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
+    talk = [user(note), assistant(note), *history(9)[1:-1], user(f"{note}\nNow?")]
+    _, made = make(chat(talk), mode="observe", budget=5_000)
+    assert (made.total, made.limit, made.actions) == (None, None, ())
+    assert forward(chat(talk), mode="observe", budget=5_000) == orjson.dumps(chat(talk))
+    body = chat(talk, strata={"context": [{"id": "a.md", "content": "x"}]})
+    sent = orjson.loads(forward(body, mode="observe", budget=5_000))
+    assert sent == chat([*talk[:-1], user(f'<document id="a.md">\nx\n</document>\n\n{note}\nNow?')])
 
 
 def test_oldest_turns_go_first(make: Make, forward: Forward) -> None:
@@ -83,7 +91,7 @@ def test_oldest_turns_go_first(make: Make, forward: Forward) -> None:
     assert made.actions == ("turns_dropped",)
     assert 0 < made.dropped_turns < 20
     assert made.total is not None
-    assert made.fits
+    assert fits(made)
     sent = orjson.loads(forward(body, budget=4_096 + 8_000))["messages"]
     assert sent == [SYSTEM, *history(20)[1 + 2 * made.dropped_turns :]]
 
@@ -93,7 +101,7 @@ def test_oldest_exchanges_of_a_long_turn_go(make: Make, forward: Forward) -> Non
     body = chat(agent(20))
     _, made = make(body, budget=4_096 + 4_000)
     assert made.actions == ("exchanges_dropped",)
-    assert made.fits
+    assert fits(made)
     sent = orjson.loads(forward(body, budget=4_096 + 4_000))["messages"]
     assert sent == [*agent(20)[:2], *agent(20)[2 + 3 * made.dropped_exchanges :]]
 
@@ -124,7 +132,7 @@ def test_what_cannot_be_made_to_fit(
     _, made = make(body, budget=budget, over_budget=over)
     assert made.actions == actions
     assert made.rejected is ("rejected" in actions)
-    assert made.fits is (not actions)
+    assert fits(made) is (not actions)
     assert (made.dropped_turns, made.dropped_exchanges) == (0, 0)
     assert forward(body, budget=budget, over_budget=over) == orjson.dumps(body)
 
@@ -174,7 +182,7 @@ def test_the_last_user_message_alone_may_be_cut_to(make: Make, forward: Forward)
     """All history goes rather than that the limit is broken."""
     body = chat([*history(3)[:-1], user("word " * 2_000)])
     _, made = make(body, budget=4_096 + 2_100)
-    assert (made.dropped_turns, made.fits) == (3, True)
+    assert (made.dropped_turns, fits(made)) == (3, True)
     assert orjson.loads(forward(body, budget=4_096 + 2_100))["messages"] == [SYSTEM, user("word " * 2_000)]
 
 
@@ -204,14 +212,13 @@ def test_a_dropped_item_is_never_referenced(forward: Forward) -> None:
     assert cut[-1]["content"] == f"{note}\nNow?"
 
 
-def test_the_cut_is_measured_without_what_was_attached(make: Make) -> None:
-    """Blocks in the turns that go do not move the cut by themselves."""
-    note = f"<note_context><path>a.md</path>{WORDS}</note_context>"
-    talk = history(20)
-    with_note = [*talk[:-2], {**talk[-2], "content": WORDS}, talk[-1]]
-    with_note[1] = user(f"{note}\n{talk[1]['content']}")
-    plain, noted = (make(chat(messages), budget=4_096 + 8_000)[1] for messages in (talk, with_note))
-    assert plain.dropped_turns == noted.dropped_turns
+def test_what_was_attached_counts_for_the_turn_that_goes(make: Make) -> None:
+    """What is lost and what the units weigh is one currency: a turn with a long note alone may be enough."""
+    note = f"<note_context><path>a.md</path>{WORDS * 18}</note_context>"
+    talk = history(10)
+    talk[1] = user(f"{note}\n{talk[1]['content']}")
+    _, made = make(chat(talk), budget=4_096 + 8_000)
+    assert (made.dropped_turns, fits(made)) == (1, True)
 
 
 def test_the_library_goes_before_history(talk: Callable[[], Any], make: Make) -> None:
@@ -223,7 +230,7 @@ def test_the_library_goes_before_history(talk: Callable[[], Any], make: Make) ->
     assert b"context_library" in named.say(body, promotion="eager")
     assert b"context_library" not in named.say(body, promotion="eager", budget=4_096 + 250)
     _, made = make(body, named.recalled, named=True, promotion="eager", budget=4_096 + 250)
-    assert (made.actions, made.dropped_turns, made.fits) == (("library_left_out",), 0, True)
+    assert (made.actions, made.dropped_turns, fits(made)) == (("library_left_out",), 0, True)
     assert not made.draft.library
 
 

@@ -51,8 +51,9 @@ questions = st.sampled_from(["Why?", "And then?", "Sum it up, é 😀.", '<b>\\ 
 @st.composite
 def user_messages(draw: st.DrawFn) -> dict[str, Any]:
     pieces = draw(st.lists(blocks, max_size=3))
-    gap = draw(st.sampled_from(["", "\n", "\n\n", " and "]))
-    text = gap.join([*pieces, draw(questions)]) if draw(st.booleans()) else gap.join([draw(questions), *pieces])
+    gap, seam = draw(st.sampled_from(["", "\n", "\n\n", "\nand\n"])), draw(st.sampled_from(["\n", "\n\n"]))
+    attached = [gap.join(pieces)] if pieces else []
+    text = seam.join([*attached, draw(questions)] if draw(st.booleans()) else [draw(questions), *attached])
     if draw(st.integers(0, 3)) == 0:
         parts = [{"type": "text", "text": piece} for piece in [*pieces, text]]
         return {"role": "user", "content": parts}
@@ -221,12 +222,13 @@ def test_no_plan_exceeds_its_limit_unsaid(
     found, made = make(spell(messages, style), budget=4_096 + room)
     total = measure.layers(found, made.draft, scale).total
     assert made.limit == room
-    assert made.fits is (total <= room)
+    fits = made.total is None or made.total <= room
+    assert fits is (total <= room)
     assert made.total is None or made.total == total
-    assert ("forwarded_over_budget" in made.actions) is not made.fits
+    assert ("forwarded_over_budget" in made.actions) is not fits
     assert (made.dropped_turns > 0) is ("turns_dropped" in made.actions)
     assert (made.dropped_exchanges > 0) is ("exchanges_dropped" in made.actions)
-    if made.fits and made.total is None:
+    if fits and made.total is None:
         assert not made.draft.dropped
 
 
@@ -308,7 +310,7 @@ def test_a_named_conversation_loses_nothing(
 @settings(deadline=None, max_examples=60)
 @given(attached=st.lists(st.lists(blocks, max_size=3), min_size=2, max_size=6))
 def test_the_library_only_grows_at_its_end(attached: list[list[str]], talk: Callable[[], Any]) -> None:
-    """Under eager what stands in L2 never changes: each turn's system message begins with the one before, less its closing tag."""
+    """Under eager what stands in L2 never changes: each system message begins with the one before, less its end."""
     named = talk()
     history: Messages = [{"role": "system", "content": "You help."}]
     before = ""

@@ -88,9 +88,9 @@ def test_nothing_changed_is_the_same_object(forward: Forward) -> None:
     ("content", "expected"),
     [
         pytest.param(f"{NOTE}\n\nAgain?", f"{REFERENCE}\n\nAgain?", id="in front"),
-        pytest.param(f"Again? {NOTE}", f"Again? {REFERENCE}", id="behind"),
+        pytest.param(f"Again?\n{NOTE}", f"Again?\n{REFERENCE}", id="behind"),
         pytest.param(NOTE, REFERENCE, id="alone"),
-        pytest.param(f"{NOTE} x {NOTE}", f"{REFERENCE} x {REFERENCE}", id="twice, apart"),
+        pytest.param(f"{NOTE}\nx\n{NOTE}", f"{REFERENCE}\nx\n{REFERENCE}", id="twice, apart"),
         pytest.param(
             f"{NOTE}\n{NOTE}", "Context attached:\n- a.md\n- a.md\nFind them above in this conversation.", id="a run"
         ),

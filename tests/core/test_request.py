@@ -157,7 +157,7 @@ def test_hints_are_read() -> None:
     assert [item.label for item in found.context] == ["a", "b"]
     assert [item.content for item in found.context] == [
         '<document id="a">\nx\n</document>',
-        '<note id="b">\ny\n</note>',
+        '<document id="b" type="note">\ny\n</document>',
     ]
     assert own() == Hints()
 

@@ -219,8 +219,8 @@ async def test_own_context_is_layered(rig: Rig) -> None:
     sent = orjson.loads(rig.last.body)
     assert set(sent) == {"messages", "model"}
     said = sent["messages"][-1]["content"]
-    assert said.startswith('<note id="a.md">\nThe text. ')
-    assert said.endswith("\n</note>\n\nWhy?")
+    assert said.startswith('<document id="a.md" type="note">\nThe text. ')
+    assert said.endswith("\n</document>\n\nWhy?")
 
 
 def _zstd_stream(data: bytes) -> bytes:

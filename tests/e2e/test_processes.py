@@ -340,12 +340,12 @@ async def test_config_masks_secrets() -> None:
         "ADMIN_TOKEN": "secret-d", "TENANTS__ACME__KEYS": "secret-e,secret-f",
         "TENANTS__ACME__UPSTREAM_KEY": "secret-g",
     }  # fmt: skip
-    status, out, err = await run("config", **secrets, BUDGET_TOKENS="12345", TENANTS__ACME__BUDGET_TOKENS="777")
+    status, out, err = await run("config", **secrets, BUDGET_TOKENS="12345", TENANTS__ACME__BUDGET_TOKENS="7777")
     assert (status, err) == (0, "")
     assert "secret-" not in out
     rows = {row.split()[0]: row.split()[1:] for row in out.splitlines() if row.startswith("STRATA_")}
     assert rows["STRATA_BUDGET_TOKENS"] == ["12345", "environment"]
-    assert rows["STRATA_TENANTS__ACME__BUDGET_TOKENS"] == ["777", "environment"]
+    assert rows["STRATA_TENANTS__ACME__BUDGET_TOKENS"] == ["7777", "environment"]
     assert rows["STRATA_UPSTREAM_KEY"] == ["********", "environment"]
     assert rows["STRATA_PORT"] == ["8080", "default"]
 

@@ -216,7 +216,10 @@ async def test_dialects_of_usage(name: str, stream: bool) -> None:
         assert await proxy.settled(1) == {"ok": 1}
         samples = await proxy.samples()
         assert total(samples, "strata_cached_tokens_total", source="reported") == (cached or 0)
-        assert total(samples, "strata_input_tokens_total", prompt_cache="unreported" if cached is None else "reported") == 9
+        assert (
+            total(samples, "strata_input_tokens_total", prompt_cache="unreported" if cached is None else "reported")
+            == 9
+        )
         assert total(samples, "strata_usage_missing_total") == 0
 
 

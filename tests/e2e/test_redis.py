@@ -47,12 +47,16 @@ def sent(simulator: Simulator) -> str:
 
 
 @contextlib.asynccontextmanager
-async def replicas(redis_url: str, count: int = 1) -> AsyncIterator[tuple[Simulator, list[Proxy]]]:
+async def replicas(
+    redis_url: str, count: int = 1, promotion: str = "deferred"
+) -> AsyncIterator[tuple[Simulator, list[Proxy]]]:
     """Run a provider and so many proxies on one Redis before it."""
     provider = create()
     async with serve(provider) as upstream, contextlib.AsyncExitStack() as stack:
         proxies = [
-            await stack.enter_async_context(strata(upstream.base_url, REDIS_URL=redis_url, SECRET=SECRET))
+            await stack.enter_async_context(
+                strata(upstream.base_url, REDIS_URL=redis_url, SECRET=SECRET, PROMOTION=promotion)
+            )
             for _ in range(count)
         ]
         yield provider.state.simulator, proxies
@@ -87,14 +91,18 @@ async def written(redis: RedisProcess, pattern: bytes = b"*") -> set[bytes]:
 LIBRARY = "<context_library>"
 
 
-async def test_a_conversation_over_two_replicas(redis_process: RedisProcess) -> None:
-    """A conversation whose turns reach two replicas in turn has the library of both."""
-    async with replicas(redis_process.url, 2) as (simulator, [one, two]):
+PROMOTIONS = pytest.mark.parametrize("promotion", ["deferred", "eager"])
+
+
+@PROMOTIONS
+async def test_a_conversation_over_two_replicas(redis_process: RedisProcess, promotion: str) -> None:
+    """A conversation whose turns reach two replicas in turn has what was attached at both."""
+    async with replicas(redis_process.url, 2, promotion) as (simulator, [one, two]):
         client = Client("c1")
         await client.turn(one, "Summarize.", SPEC)
         await asyncio.sleep(0.1)
         await client.turn(two, "And the API?", SPEC, API)
-        assert LIBRARY in sent(simulator)
+        assert (LIBRARY in sent(simulator)) is (promotion == "eager")
         assert sent(simulator).count("The spec says") == 60
         await asyncio.sleep(0.1)
         await client.turn(one, "Explain.", SPEC)
@@ -102,9 +110,10 @@ async def test_a_conversation_over_two_replicas(redis_process: RedisProcess) -> 
         assert sent(simulator).count("The api has") == 60
 
 
-async def test_two_replicas_give_the_same_bytes(redis_process: RedisProcess) -> None:
+@PROMOTIONS
+async def test_two_replicas_give_the_same_bytes(redis_process: RedisProcess, promotion: str) -> None:
     """The same request in the same conversation gives the same bytes at either replica, and in a fresh one."""
-    async with replicas(redis_process.url, 3) as (simulator, [one, two, fresh]):
+    async with replicas(redis_process.url, 3, promotion) as (simulator, [one, two, fresh]):
         client = Client("c1")
         await client.turn(one, "Summarize.", SPEC)
         await client.turn(one, "And the API?", SPEC, API)
@@ -116,7 +125,8 @@ async def test_two_replicas_give_the_same_bytes(redis_process: RedisProcess) -> 
             await client.turn(proxy, "Explain.", SPEC)
             bodies.append(simulator.requests[-1].body)
             await asyncio.sleep(0.1)
-        assert LIBRARY.encode() in bodies[0]
+        assert (LIBRARY.encode() in bodies[0]) is (promotion == "eager")
+        assert bodies[0].count(b"The spec says") == 60
         assert len(set(bodies)) == 1
 
 
@@ -132,24 +142,26 @@ async def test_replicas_without_a_secret_share_one(redis_process: RedisProcess) 
         await client.turn(one, "Summarize.", SPEC)
         await asyncio.sleep(0.1)
         await client.turn(two, "And?")
-        assert LIBRARY in sent(provider.state.simulator)
+        assert sent(provider.state.simulator).count("The spec says") == 60
 
 
-async def test_restart_of_the_proxy(redis_process: RedisProcess) -> None:
+@PROMOTIONS
+async def test_restart_of_the_proxy(redis_process: RedisProcess, promotion: str) -> None:
     """A conversation survives the proxy's restart."""
     client = Client("c1")
-    async with replicas(redis_process.url) as (_, [proxy]):
+    async with replicas(redis_process.url, promotion=promotion) as (_, [proxy]):
         await client.turn(proxy, "Summarize.", SPEC)
-    async with replicas(redis_process.url) as (simulator, [proxy]):
+    async with replicas(redis_process.url, promotion=promotion) as (simulator, [proxy]):
         await client.turn(proxy, "And?")
-        assert LIBRARY in sent(simulator)
+        assert (LIBRARY in sent(simulator)) is (promotion == "eager")
         assert sent(simulator).count("The spec says") == 60
 
 
+@PROMOTIONS
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_redis_goes_and_comes_back(redis_process: RedisProcess, how: str) -> None:
+async def test_redis_goes_and_comes_back(redis_process: RedisProcess, how: str, promotion: str) -> None:
     """Killed or frozen in mid-conversation and revived: every request succeeds with all its context, and it shows."""
-    async with asyncio.timeout(6 * HANG), replicas(redis_process.url) as (simulator, [proxy]):
+    async with asyncio.timeout(6 * HANG), replicas(redis_process.url, promotion=promotion) as (simulator, [proxy]):
         client = Client("c1")
         await client.turn(proxy, "Summarize.", SPEC)
         await client.turn(proxy, "And the API?", SPEC, API)
@@ -162,7 +174,7 @@ async def test_redis_goes_and_comes_back(redis_process: RedisProcess, how: str) 
             redis_process.freeze()
         for number in range(6):
             answer = await client.turn(proxy, f"Question {number}?", SPEC)
-            # From its own copy: the spec stands in the library and is only named in the turn.
+            # From its own copy: the spec stands once and is only named in the turn.
             assert sent(simulator).count("The spec says") == 60
             assert sent(simulator).count("The api has") == 60
         await becomes(proxy, 1)
@@ -230,7 +242,7 @@ async def test_start_without_redis(redis_process: RedisProcess) -> None:
         await client.turn(proxy, "Now?", API)
 
         async def stored() -> bool:
-            return bool(await written(redis_process, b"strata:*:turns"))
+            return bool(await written(redis_process, b"strata:*:log"))
 
         await until(stored)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.lineage import Epoch
+from proxy.core.lineage import Epoch, Frozen, Recalled
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry, Tally, View
 
@@ -92,23 +92,39 @@ async def test_attempts_at_one_turn_are_bounded(local: LocalStore, entry: Make) 
     assert len((await local.recall("c")).recalled.log[b"e", b"k"]) == 16
 
 
-async def test_another_stores_word_replaces_what_was_known(
-    local: LocalStore, clock: Any, entry: Make, epoch: Begin
-) -> None:
-    """It takes the place of messages and epochs, and leaves the view."""
+async def test_another_stores_word_is_added(local: LocalStore, clock: Any, entry: Make, epoch: Begin) -> None:
+    """Messages, answers and epochs of both; of one epoch the shared store's; the view stays."""
     other = LocalStore(max_bytes=10_000, ttl_seconds=60, clock=clock)
-    await other.remember("c", [entry("new", started=7.0)], epoch("new", "b"))
-    await local.remember("c", [entry("old")], epoch("old", "a"))
+    await other.remember("c", [entry("k", "a", b"2", started=7.0), entry("new", started=7.0)], epoch("new", "b"))
+    await other.remember("c", [], epoch("both", "b"))
+    await local.remember("c", [entry("k", "a", b"1", started=5.0), entry("old", started=5.0)], epoch("old", "a"))
+    await local.remember("c", [], epoch("both", "a"))
     await local.seen("c", View(at=1, turns=1, layers=[], library=[]), Tally())
-    local.replace("c", other.copy("c"))
-    assert local.copy("c") == other.copy("c")
-    assert local.copy("c").seen_at == 7.0
+    merged = local.merge("c", other.copy("c"), gone_at=0.0)
+    assert merged == local.copy("c")
+    assert merged.seen_at == 7.0
+    assert dict(merged.epochs) == {b"new": epoch("new", "b"), b"old": epoch("old", "a"), b"both": epoch("both", "b")}
+    assert {place: tries for (_, place), tries in merged.log.items()} == {
+        b"k": (Frozen(started=5.0, raw=entry("k", "a").raw, replies=frozenset({b"1", b"2"})),),
+        b"old": (Frozen(started=5.0, raw=entry("old").raw),),
+        b"new": (Frozen(started=7.0, raw=entry("new").raw),),
+    }
     assert await local.view("c") is not None
 
 
-async def test_nothing_replaces_nothing(local: LocalStore, clock: Any) -> None:
+async def test_what_is_older_than_a_deletion_is_not_kept(local: LocalStore, entry: Make, epoch: Begin) -> None:
+    """Another replica deleted the conversation; what came after is kept, and nothing of before."""
+    await local.remember("c", [entry("old", started=5.0)], epoch("old", "a", started=5.0))
+    await local.remember("c", [entry("new", started=7.0)], epoch("new", "b", started=7.0))
+    merged = local.merge("c", Recalled(), gone_at=6.0)
+    assert ([place for _, place in merged.log if merged.log[b"e", place]], list(merged.epochs)) == ([b"new"], [b"new"])
+    assert local.copy("c") == merged
+
+
+async def test_nothing_merged_with_nothing_is_nothing(local: LocalStore) -> None:
     """Of a conversation nobody knows, no trace is kept."""
-    local.replace("c", LocalStore(max_bytes=10_000, ttl_seconds=60, clock=clock).copy("c"))
+    assert local.merge("c", Recalled(), gone_at=0.0) == Recalled()
+    assert local.merge("c", Recalled(), gone_at=1.0) == Recalled()
     assert await local.forget("c") is False
 
 

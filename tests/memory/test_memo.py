@@ -47,10 +47,12 @@ def test_a_memo_is_bounded() -> None:
 def test_each_distinct_message_is_analysed_once() -> None:
     """The second time costs nothing, and gives the same value as an analysis would."""
     analyst = Analyst(Tags.of(), max_bytes=1_000_000)
-    first = analyst.analyse(RAW)
-    assert analyst.unseen_bytes == len(RAW)
-    assert analyst.analyse(bytes(bytearray(RAW))) is first
-    assert analyst.unseen_bytes == len(RAW)
+    one, two = analyst.reader(), analyst.reader()
+    first = one(RAW)
+    assert one.unseen_bytes == len(RAW)
+    assert one(bytes(bytearray(RAW))) is analyst.analyse(RAW) is two(RAW) is first
+    assert (one.unseen_bytes, two.unseen_bytes) == (len(RAW), 0)
+    assert analyst.look(RAW) == (first, False)
     assert first == analyse(RAW, tags=Tags.of(), count=count)
 
 

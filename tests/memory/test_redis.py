@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ VIEW = View(at=1, turns=1, layers=[], library=[])
 async def keys(store: RedisStore, conversation: str = "c") -> tuple[list[bytes], bool]:
     async with asyncio.timeout(HANG):
         answer = await store.recall(conversation)
-    return sorted(place for _, place in answer.recalled.log), answer.degraded
+    return sorted(place for (_, place), tries in answer.recalled.log.items() if tries), answer.degraded
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -82,15 +83,16 @@ async def test_what_is_being_written_does_not_replace_what_another_wrote(
 ) -> None:
     """The first writer of an epoch wins, also against what waits here."""
     one, two = connect(server.url), connect(server.url)
-    await two.remember("c", [entry("k", "two")], epoch("k", "b", started=2.0))
+    await two.remember("c", [entry("k", "two", started=2.0)], epoch("k", "b", started=2.0))
     writing = asyncio.ensure_future(one.remember("c", [entry("k", "one")], epoch("k", "a", started=1.0)))
     await asyncio.sleep(0)
     found = (await one.recall("c")).recalled
     assert found.epochs == {b"k": epoch("k", "b", started=2.0)}
     assert len(found.log[b"e", b"k"]) == 2
     await writing
-    assert (await one.recall("c")).recalled == (await two.recall("c")).recalled
-    assert (await two.recall("c")).recalled.epochs == found.epochs
+    there = (await two.recall("c")).recalled
+    assert there.epochs == (await one.recall("c")).recalled.epochs == found.epochs
+    assert set(there.log[b"e", b"k"]) == set(found.log[b"e", b"k"])
     await one.close()
     await two.close()
 
@@ -312,18 +314,67 @@ async def test_a_store_closed_while_it_looks_for_redis(server: Any, connect: Con
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_flushed_redis_has_forgotten(redis_url: str, raw: Any, connect: Connect, entry: Make) -> None:
-    """That is an answer, no failure; what comes then is remembered anew."""
-    store = connect(redis_url)
-    await store.remember("c", [entry("k", "a")], None)
-    await store.recall("c")
+async def test_a_flushed_redis_is_told_again(
+    redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """What this process knows is still known, and what Redis lost is written back for the others."""
+    store, other = connect(redis_url), connect(redis_url)
+    await store.remember("c", [entry("k", "a", b"1")], epoch("k", "a"))
+    known = (await store.recall("c")).recalled
     raw.flushall()
-    assert await keys(store) == ([], False)
+    assert (await store.recall("c")).recalled == known
+    await until(lambda: raw.exists(LOG) and raw.exists(CONTENTS))
+    assert (await other.recall("c")).recalled == known
     await store.remember("c", [entry("l", "a")], None)
-    assert await keys(store) == ([b"l"], False)
     raw.execute_command("SCRIPT", "FLUSH")
-    assert await keys(store) == ([b"l"], False)
+    assert await keys(store) == await keys(other) == ([b"k", b"l"], False)
     await store.close()
+    await other.close()
+
+
+async def test_what_redis_did_not_hear_is_told_when_it_is_back(
+    server: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """Turns forwarded while it was away reach the other replicas with the next request."""
+    store, other = connect(server.url), connect(server.url)
+    server.kill()
+    for _ in range(3):
+        await keys(store)
+    await store.remember("c", [entry("k", "a", b"1")], epoch("k", "a"))
+    await store.answered("c", entry("k", "a"), [b"2"])
+    server.start()
+    await until(lambda: not store.degraded)
+    known = (await store.recall("c")).recalled
+    assert known.log[b"e", b"k"][0].replies == {b"1", b"2"}
+    async with asyncio.timeout(HANG):
+        while (await other.recall("c")).recalled != known:
+            await asyncio.sleep(0.02)
+    await store.close()
+    await other.close()
+
+
+async def test_a_deleted_conversation_is_gone_from_every_copy(
+    redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
+) -> None:
+    """Another replica's copy neither answers with it nor brings it back."""
+    one, two = connect(redis_url), connect(redis_url)
+    now = time.time()
+    await one.remember("c", [entry("k", "a", started=now)], epoch("k", "a", started=now))
+    assert await keys(two) == ([b"k"], False)
+    assert await one.forget("c") is True
+    for store in (two, one, two):
+        recalled = (await store.recall("c")).recalled
+        assert (any(recalled.log.values()), dict(recalled.epochs)) == (False, {})
+    await asyncio.sleep(0.1)
+    assert not raw.exists(LOG)
+    again = time.time()
+    await two.remember("c", [entry("l", "b", started=again)], epoch("l", "b", started=again))
+    for store in (one, two):
+        recalled = (await store.recall("c")).recalled
+        assert [place for (_, place), tries in recalled.log.items() if tries] == [b"l"]
+        assert list(recalled.epochs) == [b"l"]
+    await one.close()
+    await two.close()
 
 
 LOG, CONTENTS = "strata:2:{c}:log", "strata:2:{c}:contents"
@@ -378,7 +429,7 @@ def garbage_epochs() -> list[bytes]:
 async def test_a_garbage_epoch_is_left_out(
     packed: bytes, redis_url: str, raw: Any, connect: Connect, entry: Make, epoch: Begin
 ) -> None:
-    """The rest of the log is still believed, by every replica: one bad value does not cost a conversation its memory."""
+    """The rest is still believed, by every replica: one bad value does not cost a conversation its memory."""
     one, two = connect(redis_url), connect(redis_url)
     await one.remember("c", [entry("k", "a")], epoch("p", "a"))
     raw.hset(LOG, "e:6b", packed)

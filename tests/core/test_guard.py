@@ -1,0 +1,194 @@
+"""Fitting a prompt into its limit, with and without an epoch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core import guard
+from proxy.core.budget import Limit
+from proxy.core.guard import ACTIONS, Fitted, OverBudget
+from proxy.core.layers import Draft, Slot, arrange
+from proxy.core.request import Request
+from proxy.core.turn import Span, shape
+from proxy.memo import TokenScale
+
+Read = Callable[[object], Request]
+WORDS = "word " * 100
+
+
+def user(text: str = WORDS) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str = WORDS, *calls: str, **more: object) -> dict[str, Any]:
+    made = [{"id": call, "type": "function", "function": {"name": "f", "arguments": "{}"}} for call in calls]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {}), **more}
+
+
+def result(call: str, text: str = WORDS) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+def turns(count: int) -> list[dict[str, Any]]:
+    return [message for _ in range(count) for message in (user(), assistant())]
+
+
+def agent(steps: int, **more: object) -> list[dict[str, Any]]:
+    talk = [user("Go.")]
+    for step in range(steps):
+        talk += [assistant("", f"{step}", **more), result(f"{step}")]
+    return talk
+
+
+def fit(
+    messages: list[dict[str, Any]],
+    read: Read,
+    scale: TokenScale,
+    *,
+    tokens: int,
+    own: int | None = None,
+    over: OverBudget = "forward",
+) -> tuple[Fitted, list[tuple[Span, ...]]]:
+    request = read({"model": "gpt-4o", "messages": messages})
+    parts = shape(request.messages)
+    asked: list[tuple[Span, ...]] = []
+
+    def draft(dropped: tuple[Span, ...]) -> Draft:
+        asked.append(dropped)
+        return arrange([Slot(message) for message in request.messages], parts, dropped=dropped)
+
+    limit = Limit(tokens=tokens, base=tokens, own=own)
+    return guard.fit(request, parts, draft, limit=limit, over_budget=over, scale=scale), asked
+
+
+def test_what_fits_is_arranged_once(read: Read, scale: TokenScale) -> None:
+    """And nothing is done to it."""
+    found, asked = fit([*turns(3), user("Now?")], read, scale, tokens=2_000)
+    assert (found.actions, found.dropped_turns, found.draft.dropped) == ((), 0, ())
+    assert asked == [()]
+
+
+def test_the_oldest_turns_go_on_the_grid(read: Read, scale: TokenScale) -> None:
+    """As many whole turns as hold what is lost: a step of the grid, or several."""
+    found, _ = fit([*turns(20), user("Now?")], read, scale, tokens=2_000)
+    assert found.actions == ("turns_dropped",)
+    assert found.total is not None
+    assert found.total <= 2_000
+    assert [span.start for span in found.draft.dropped] == [2 * turn for turn in range(found.dropped_turns)]
+    step, weight = 768, 210
+    assert found.dropped_turns * weight >= step * 3
+    assert (found.dropped_turns - 1) * weight < step * 4
+
+
+@pytest.mark.parametrize("tokens", range(400, 4_000, 300))
+def test_what_is_lost_is_no_more_than_a_step_too_much(tokens: int, read: Read, scale: TokenScale) -> None:
+    """The cut holds still, so it is generous; but never by more than a step and a turn."""
+    found, _ = fit([*turns(30), user("Now?")], read, scale, tokens=tokens)
+    assert found.total is not None
+    assert found.total <= tokens
+    assert found.total >= tokens - (0.4 * tokens + 64) - 210
+
+
+def test_exchanges_go_after_all_turns(read: Read, scale: TokenScale) -> None:
+    """An agent's long turn keeps its task and its last exchange, with its results."""
+    found, _ = fit([*turns(3), *agent(30)], read, scale, tokens=800)
+    assert found.actions == ("turns_dropped", "exchanges_dropped")
+    assert found.dropped_turns == 3
+    assert 0 < found.dropped_exchanges < 30
+    kept = [index for index in range(3 * 2 + 61) if found.draft.keeps(index)]
+    assert kept[0] == 6
+    assert kept[-2:] == [65, 66]
+    assert all((index - 7) % 2 == 0 for index in kept[1::2])
+
+
+def test_signed_exchanges_of_the_newest_turn_stay(read: Read, scale: TokenScale) -> None:
+    """Older turns go whole, with their reasoning."""
+    signed = [{**message, "reasoning_details": [1]} if message["role"] == "assistant" else message
+              for message in turns(5)]  # fmt: skip
+    found, _ = fit([*signed, *agent(10, reasoning_details=[1])], read, scale, tokens=600, own=600)
+    assert (found.dropped_turns, found.dropped_exchanges) == (5, 0)
+    assert found.actions == ("turns_dropped", "forwarded_over_budget")
+
+
+@pytest.mark.parametrize(
+    ("own", "over", "actions", "dropped"),
+    [
+        pytest.param(600, "forward", ("turns_dropped", "forwarded_over_budget"), 3, id="over the budget"),
+        pytest.param(600, "reject", ("turns_dropped", "rejected"), 3, id="and refused"),
+        pytest.param(None, "reject", ("forwarded_over_budget",), 0, id="over the window nothing is cut in vain"),
+        pytest.param(9_000, "reject", ("forwarded_over_budget",), 0, id="over the window, in the budget"),
+    ],
+)
+def test_what_cannot_be_made_to_fit(
+    own: int | None, over: OverBudget, actions: tuple[str, ...], dropped: int, read: Read, scale: TokenScale
+) -> None:
+    """Only the tenant's own budget is a reason to cut or to refuse what will not fit all the same."""
+    found, _ = fit([*turns(3), user("word " * 900)], read, scale, tokens=600, own=own, over=over)
+    assert (found.actions, found.dropped_turns, len(found.draft.dropped)) == (actions, dropped, dropped)
+    assert set(found.actions) <= set(ACTIONS)
+
+
+def note(name: str, words: int = 300) -> str:
+    return f"<note_context><path>{name}</path>{'word ' * words}</note_context>"
+
+
+def chat(*texts: str, answer: str = "ok", system: str = "You help.") -> dict[str, Any]:
+    talk: list[dict[str, Any]] = [{"role": "system", "content": system}]
+    for text in texts:
+        talk += [user(text), assistant(answer)]
+    return {"model": "gpt-4o", "messages": talk[:-1]}
+
+
+LIMIT = {"budget": 4_096 + 1_500}
+
+
+def test_compaction_comes_before_any_cut(talk: Callable[[], Any]) -> None:
+    """At a limit what is superseded or no longer sent is left out, and where that is enough no turn goes."""
+    named = talk()
+    named.say(chat(f"{note('a.md')}\nOne?"), "ok", **LIMIT)
+    named.say(chat("One?", f"{note('b.md')}\nTwo?"), "ok", **LIMIT)
+    named.say(chat("One?", "Two?", f"{note('c.md')}\nThree?"), "ok", **LIMIT)
+    sent = named.say(chat("One?", "Two?", "Three?", f"{note('d.md', 700)}\nFour?"), "ok", **LIMIT)
+    made = named.plans[-1]
+    assert (made.began, made.actions, made.dropped_turns) == ("limit", (), 0)
+    texts = [message["content"] for message in orjson.loads(sent)["messages"]]
+    assert texts == ["You help.", "One?", "ok", "Two?", "ok", "Three?", "ok", f"{note('d.md', 700)}\nFour?"]
+
+
+def test_the_cut_holds_still_within_an_epoch(talk: Callable[[], Any]) -> None:
+    """What the limit once cost stays out until it is reached again: the prompt only grows in between."""
+    named = talk()
+    answer, texts, cuts, before = "so " * 100, [], [], b""
+    for turn in range(40):
+        texts.append(f"{turn}? " + WORDS)
+        sent = named.say(chat(*texts, answer=answer), answer, **LIMIT)
+        made = named.plans[-1]
+        cuts.append(len(made.draft.dropped))
+        assert made.total is None or made.total <= 1_500
+        if made.began is None:
+            assert sent.startswith(before.removesuffix(b"]}"))
+            assert cuts[-1] == cuts[-2]
+        before = sent
+    assert cuts == sorted(cuts)
+    assert [made.began for made in named.plans].count("limit") == len(set(cuts)) - 1 <= 40 * 210 // 512
+
+
+def test_signed_reasoning_loses_whole_turns_only(talk: Callable[[], Any]) -> None:
+    """Nothing in front of what is kept is rewritten: only the oldest turns are missing."""
+    named = talk()
+    texts: list[str] = []
+    frozen: list[str] = []
+    for turn in range(12):
+        texts.append(f"{turn}?")
+        body = chat(*texts[:-1], f"{note(f'{turn}.md', 100)}\n{turn}?")
+        for message in body["messages"]:
+            if message["role"] == "assistant":
+                message["reasoning_details"] = [{"x": 1}]
+        sent = orjson.loads(named.say(body, "ok", **LIMIT))["messages"]
+        frozen.append(f"{note(f'{turn}.md', 100)}\n{turn}?")
+        users = [message["content"] for message in sent if message["role"] == "user"]
+        assert users == frozen[-len(users) :]
+    assert len(users) < 12
+    assert {made.began for made in named.plans} == {"first", None, "limit"}
