@@ -91,11 +91,11 @@ class _Standing:
         self.items[item.key] = item
         self.tags.setdefault(item.label, set()).add(item.tag)
 
-    def doubt(self, message: Message) -> None:
-        """Refer to nothing that stands here: it is the client's to take away."""
+    def doubt(self, message: Message, before: Mapping[tuple[str, str], tuple[bytes, bool]]) -> None:
+        """Refer to nothing that stands only here: it is the client's to take away. `before` is what stood earlier."""
         for text in message.texts:
             for block in text.blocks:
-                if block.item and block.item.key in self.newest:
+                if block.item and before.get(block.item.key, (b"", False))[0] != block.item.sha256:
                     self.newest[block.item.key] = (b"", False)
 
     def holds(self, item: Item) -> bool:
@@ -160,14 +160,16 @@ def arrange(
             # A frozen message holds the library's half that once stood at its head.
             head = "" if _takes(slot.message) else head
             continue
+        doubted = lasting and not slot.message.freezes
+        before = dict(standing.newest) if doubted else {}
         texts = () if slot.fixed else slot.message.texts
         replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing)))
-        if lasting and not slot.message.freezes:
-            standing.doubt(slot.message)
+        if doubted:
+            standing.doubt(slot.message, before)
         takes = _takes(slot.message)
-        before = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
-        if before or replaced:
-            changes[index] = Change(before=before, replaced=replaced)
+        front = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
+        if front or replaced:
+            changes[index] = Change(before=front, replaced=replaced)
         head = "" if takes else head
     return dataclasses.replace(
         draft,

@@ -526,11 +526,11 @@ def test_in_an_epoch_no_item_stands_twice_in_the_same_version(
         asked = max(place for place, message in enumerate(body) if message["role"] == "user")
         standing: dict[str, str] = {}
         for message in body[:asked]:
-            if not isinstance(message.get("content"), str):
-                # The client may yet take away what stands in a message of its own.
-                continue
+            # What stands in a message that is the client's to spell may yet be taken away: nothing refers to it.
+            own = not isinstance(message.get("content"), str)
             for found in BLOCK.finditer(text_of(message)):
-                standing[found[2] or found[3]] = found[0]
+                name = found[2] or found[3]
+                standing[name] = "" if own and standing.get(name) != found[0] else found[0]
         for found in BLOCK.finditer(text_of(body[asked])):
             assert standing.get(found[2] or found[3]) != found[0]
             standing[found[2] or found[3]] = found[0]
