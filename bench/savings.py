@@ -214,12 +214,13 @@ def picture(lines: Sequence[Line]) -> str:
         top = y - 15 * len(group)
         rows.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="#d55e00" stroke-width="2"/>')
         y += 10
-    head = f'Uncached input tokens ({chosen[0].provider}); the line is the floor'
+    head = f"Uncached input tokens ({chosen[0].provider}); the line is the floor"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{y + 10}" '
         'font-family="sans-serif" font-size="11">'
         f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22" font-size="15">{head}</text>'
-        + "".join(rows) + "</svg>"
+        + "".join(rows)
+        + "</svg>"
     )
 
 

@@ -207,8 +207,10 @@ def test_what_kubernetes_puts_there_is_no_setting(name: str, value: str) -> None
 def test_effective_lists_every_setting_and_its_source() -> None:
     """In the order of the configuration table; tenants by their variables, secrets masked."""
     given = {
-        "STRATA_MODE": "observe", "STRATA_TENANTS__ACME__KEYS": "sk-1,sk-2", "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9000",
-    }  # fmt: skip
+        "STRATA_MODE": "observe",
+        "STRATA_TENANTS__ACME__KEYS": "sk-1,sk-2",
+        "STRATA_TENANTS__ACME__BUDGET_TOKENS": "9000",
+    }
     lines = effective(load(given), given)
     names = [line.name for line in lines]
     assert names[: len(Settings.model_fields) - 1] == [
