@@ -1,5 +1,9 @@
-"""A real Redis on loopback, for the tests that need one."""
+"""A real Redis on loopback, for the tests that need one, and how hypothesis searches.
 
+Where `CI` is set the examples are the same every time, so that a change fails for what it does and not by chance.
+"""
+
+import os
 import shutil
 import socket
 import subprocess
@@ -8,6 +12,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def redis_command(port: int, folder: str) -> list[str]:

@@ -163,7 +163,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
-    """Return what is frozen of what is forwarded, by index, an earlier turn's with the answers that follow it here.
+    """Return what is frozen of what is forwarded, by index, a turn's first message with the answers that follow it.
 
     Of a message that is the client's to spell, only what was brought beside it in `strata.context`.
     """
@@ -171,9 +171,9 @@ def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
     frozen: dict[int, Written] = {}
     for turn in parts.turns:
         newest = turn.start == parts.newest.start
-        said = () if newest else tuple(
+        said = tuple(
             messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"
-        )  # fmt: skip
+        )
         for index in range(turn.start, turn.end):
             brought = draft.context if newest and index == turn.start else ""
             if draft.keeps(index) and (messages[index].freezes or brought):

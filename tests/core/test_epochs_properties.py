@@ -565,6 +565,19 @@ def unshared(prompt: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> Seq
     return prompt[shared:]
 
 
+def as_sent(sent: Sent) -> list[bytes]:
+    """The client's own messages, its `strata.context` put in front of the newest words as it would do itself."""
+    own = pieces(sent.raw)
+    if context := brought(sent):
+        newest = max(place for place, message in enumerate(sent.body["messages"]) if message["role"] == "user")
+        message = orjson.loads(own[newest])
+        text = "\n\n".join(context) + "\n\n"
+        parts = message["content"]
+        message["content"] = text + parts if isinstance(parts, str) else [{"type": "text", "text": text}, *parts]
+        own[newest] = orjson.dumps(message)
+    return own
+
+
 def filled_in(read: Sequence[bytes], sent: Sent) -> int:
     """The tokens among those read anew of what replay filled in and the client left out."""
     own = {*items_of(sent.body["messages"]), *brought(sent)}
@@ -586,8 +599,7 @@ def test_no_more_is_read_anew_than_the_clients_own_bytes_would_cost(script: Sequ
         earlier = client.all[:place]
         read = unshared(sent.pieces, [other.pieces for other in earlier])
         ours += weigh(read) - filled_in(read, sent)
-        theirs += weigh(unshared(pieces(sent.raw), [pieces(other.raw) for other in earlier]))
-        theirs += sum(count(one) + 8 for one in brought(sent))
+        theirs += weigh(unshared(as_sent(sent), [as_sent(other) for other in earlier]))
         price += weigh(sent.pieces) if sent.made.began not in {None, "first"} else 0
         assert ours <= theirs + price
 
