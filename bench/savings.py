@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
@@ -37,9 +38,10 @@ MEMORY_BYTES = 512_000_000
 
 
 class Strategy(Protocol):
-    """Turns a client's request into what is forwarded."""
+    """Turns a client's request into what is forwarded. `broke` counts the epochs it ended, by reason."""
 
     name: str
+    broke: Mapping[str, int]
 
     def forward(self, exchange: Exchange) -> bytes:
         """Return the body the provider gets."""
@@ -50,6 +52,7 @@ class Straight:
     """The client's own bytes."""
 
     name = "straight"
+    broke: Mapping[str, int] = {}
 
     def forward(self, exchange: Exchange) -> bytes:
         """Change nothing."""
@@ -61,6 +64,7 @@ class Strata:
 
     def __init__(self, promotion: plan.Promotion, rules: Rules, budget_tokens: int | None) -> None:
         self.name = promotion
+        self.broke: Counter[str] = Counter()
         self._now = 0.0
         self._policy = plan.Policy(
             mode="layered",
@@ -93,6 +97,8 @@ class Strata:
         )
         if made.order:
             self._store.put_order("bench", made.order)
+        if made.began is not None and made.began != "first":
+            self.broke[made.began] += 1
         if name is not None and made.places:
             entries = log_entries(request, made, at=exchange.at)
             self._store.put(name, tuple(entries.values()), made.epoch if made.began else None)
@@ -115,6 +121,7 @@ class Line:
     cached_tokens: int = 0
     floor_tokens: int = 0
     usd: float = 0.0
+    broke: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def uncached_tokens(self) -> int:
@@ -134,7 +141,7 @@ def measure(workload: Workload, rules: Rules, strategy: Strategy, floor: int) ->
         line.prompt_tokens += charge.prompt_tokens
         line.cached_tokens += charge.cached_tokens
         total += cost(rules, prompt_tokens=charge.prompt_tokens, cached_tokens=charge.cached_tokens)
-    line.usd, line.floor_tokens = float(total), floor
+    line.usd, line.floor_tokens, line.broke = float(total), floor, dict(strategy.broke)
     return line
 
 
@@ -171,6 +178,7 @@ def table(lines: Sequence[Line]) -> Table:
         shown.add_column(column)
     for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost"):
         shown.add_column(column, justify="right")
+    shown.add_column("epochs ended")
     straight = {(line.workload, line.provider): line for line in lines if line.strategy == "straight"}
     last = ""
     for line in lines:
@@ -188,6 +196,7 @@ def table(lines: Sequence[Line]) -> Table:
             "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
             f"{line.uncached_tokens / line.floor_tokens:.2f}",
             f"${line.usd:.3f}",
+            ", ".join(f"{reason} {times}" for reason, times in sorted(line.broke.items())),
         )
         last = head
     return shown
@@ -246,7 +255,7 @@ def main() -> None:
                 Strata("deferred", rules, load.budget_tokens),
             ]
             lines += [measure(load, rules, strategy, floor) for strategy in strategies]
-    Console(width=None if sys.stdout.isatty() else 150).print(table(lines))
+    Console(width=None if sys.stdout.isatty() else 170).print(table(lines))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "savings.json").write_bytes(orjson.dumps([asdict(line) for line in lines], option=orjson.OPT_INDENT_2))
     (args.out / "savings.svg").write_text(picture(lines))

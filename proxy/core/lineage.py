@@ -100,10 +100,15 @@ def match(
         answered = [frozen for frozen in log if said and frozen.replies >= said]
         if not answered:
             continue
-        latest = max(answered, key=lambda frozen: frozen.started)
+        latest = max(answered, key=_order)
         if messages[turn.start].freezes or latest.brought:
             found[turn.start] = latest
         for index in range(turn.start + 1, turn.end):
             if messages[index].freezes and (followed := recalled.log.get((epoch, places[index]))):
-                found[index] = min(followed, key=lambda frozen: frozen.started)
+                found[index] = min(followed, key=_order)
     return found
+
+
+def _order(frozen: Frozen) -> tuple[float, bytes]:
+    # Replicas hold attempts in different orders: what began at one instant is told apart by its bytes.
+    return frozen.started, frozen.raw

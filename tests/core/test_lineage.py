@@ -157,6 +157,13 @@ def test_a_stored_message_counts_only_with_its_reply(log: Any, found: dict[int, 
     assert matched(TALK, log, read) == found
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_attempts_of_one_instant_are_told_apart_by_their_bytes(order: int, read: Read) -> None:
+    """Replicas hold attempts in different orders and must choose the same."""
+    turn, reply = ((b"x", ("1",), 1), (b"y", ("1",), 1)), ((b"r", (), 1), (b"s", (), 1))
+    assert matched(TALK, {1: turn[::order], 2: reply[::order]}, read) == {1: b"y", 2: b"r"}
+
+
 def test_every_reply_of_a_turn_must_be_known(read: Read) -> None:
     """An agent's turn with a step nobody saw is not replayed."""
     talk: Said = [("u", "Go."), ("a", "1"), ("a", "2"), ("u", "Thanks.")]
