@@ -1,12 +1,14 @@
 """What layering saves, by workload, provider and strategy: `python bench/savings.py [--traces FILE] [--only TITLE]`.
 
 Strategies are the product's own code (plan, render, memory) driven in this process on the traffic's clock; the provider
-is the simulator's accounting.
+is the simulator's accounting, or with `--engine URL` a real engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import secrets
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from engine import Engine
 from traffic import MODEL, Exchange, Workload, pieces, workloads
 
 MEMORY_BYTES = 512_000_000
@@ -111,7 +114,7 @@ class Strata:
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """One row of the result: tokens and US dollars."""
+    """One row of the result: tokens, US dollars where the provider has prices, milliseconds where it takes time."""
 
     workload: str
     provider: str
@@ -122,6 +125,7 @@ class Line:
     floor_tokens: int = 0
     usd: float = 0.0
     broke: Mapping[str, int] = field(default_factory=dict[str, int])
+    first_event_ms: Sequence[float] = ()
 
     @property
     def uncached_tokens(self) -> int:
@@ -142,6 +146,20 @@ def measure(workload: Workload, rules: Rules, strategy: Strategy, floor: int) ->
         line.cached_tokens += charge.cached_tokens
         total += cost(rules, prompt_tokens=charge.prompt_tokens, cached_tokens=charge.cached_tokens)
     line.usd, line.floor_tokens, line.broke = float(total), floor, dict(strategy.broke)
+    return line
+
+
+def measure_engine(workload: Workload, url: str, strategy: Strategy) -> Line:
+    """Run one strategy over a workload against a real engine, whose vocabulary is its own: there is no floor."""
+    engine = Engine(url, secrets.token_hex(4))
+    line = Line(workload=workload.title, provider="engine", strategy=strategy.name, breaks=workload.breaks)
+    waits: list[float] = []
+    for exchange in workload.exchanges:
+        prompt, cached, wait = engine.read(strategy.forward(exchange))
+        line.prompt_tokens += prompt
+        line.cached_tokens += cached
+        waits.append(wait)
+    line.broke, line.first_event_ms = dict(strategy.broke), waits
     return line
 
 
@@ -179,6 +197,8 @@ def table(lines: Sequence[Line]) -> Table:
     for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost"):
         shown.add_column(column, justify="right")
     shown.add_column("epochs ended")
+    if timed := any(line.first_event_ms for line in lines):
+        shown.add_column("ms to first event: median / mean", justify="right")
     straight = {(line.workload, line.provider): line for line in lines if line.strategy == "straight"}
     last = ""
     for line in lines:
@@ -194,12 +214,18 @@ def table(lines: Sequence[Line]) -> Table:
             f"{line.cached_tokens / line.prompt_tokens:.0%}",
             f"{line.uncached_tokens:,}",
             "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
-            f"{line.uncached_tokens / line.floor_tokens:.2f}",
-            f"${line.usd:.3f}",
+            f"{line.uncached_tokens / line.floor_tokens:.2f}" if line.floor_tokens else "",
+            f"${line.usd:.3f}" if line.usd else "",
             ", ".join(f"{reason} {times}" for reason, times in sorted(line.broke.items())),
+            *([_waits(line)] if timed else []),
         )
         last = head
     return shown
+
+
+def _waits(line: Line) -> str:
+    waits = line.first_event_ms
+    return f"{statistics.median(waits):.0f} / {statistics.mean(waits):.0f}" if waits else ""
 
 
 def picture(lines: Sequence[Line]) -> str:
@@ -219,11 +245,12 @@ def picture(lines: Sequence[Line]) -> str:
             rows.append(f'<text x="10" y="{y + 11}">{line.strategy}</text>')
             rows.append(f'<text x="{126 + width:.0f}" y="{y + 11}">{line.uncached_tokens:,}</text>')
             y += 15
-        x = 120 + 560 * group[0].floor_tokens / most
-        top = y - 15 * len(group)
-        rows.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="#d55e00" stroke-width="2"/>')
+        if floor := group[0].floor_tokens:
+            x, top = 120 + 560 * floor / most, y - 15 * len(group)
+            rows.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="#d55e00" stroke-width="2"/>')
         y += 10
-    head = f"Uncached input tokens ({chosen[0].provider}); the line is the floor"
+    head = f"Uncached input tokens ({chosen[0].provider})"
+    head += "; the line is the floor" if chosen[0].floor_tokens else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{y + 10}" '
         'font-family="sans-serif" font-size="11">'
@@ -239,6 +266,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--traces", type=Path, help="conversations for the agents' workloads, one JSON object a line")
     parser.add_argument("--only", default="", help="workloads whose title holds this")
+    parser.add_argument("--engine", metavar="URL", help="measure against this server instead, one request at a time")
     parser.add_argument("--out", type=Path, default=Path("bench/out"), help="folder for savings.json and savings.svg")
     args = parser.parse_args()
     chosen = [load for load in workloads(args.seed, args.traces) if args.only in load.title]
@@ -247,14 +275,17 @@ def main() -> None:
     lines: list[Line] = []
     console = Console()
     for load in track(chosen, description="workloads", console=console):
-        for rules in (OPENAI, VLLM):
-            floor = floor_tokens(load, rules)
+        for rules in (VLLM,) if args.engine else (OPENAI, VLLM):
             strategies: list[Strategy] = [
                 Straight(),
                 Strata("eager", rules, load.budget_tokens),
                 Strata("deferred", rules, load.budget_tokens),
             ]
-            lines += [measure(load, rules, strategy, floor) for strategy in strategies]
+            if args.engine:
+                lines += [measure_engine(load, args.engine, strategy) for strategy in strategies]
+            else:
+                floor = floor_tokens(load, rules)
+                lines += [measure(load, rules, strategy, floor) for strategy in strategies]
     Console(width=None if sys.stdout.isatty() else 170).print(table(lines))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "savings.json").write_bytes(orjson.dumps([asdict(line) for line in lines], option=orjson.OPT_INDENT_2))
