@@ -70,6 +70,13 @@ class Call:
             case "shutdown":
                 self.outcome, self.cause = "error", "shutdown"
 
+    def _reported(self, tokens: int | None) -> int | None:
+        # Vocabularies differ: a prediction counts in the upstream's tokens, where it says how many the prompt has.
+        own, usage = sum(step.tokens for step in self.steps), self.told.usage
+        if not tokens or not own or usage is None or not usage.input_tokens:
+            return tokens
+        return round(tokens * usage.input_tokens / own)
+
     def record(self, now: float) -> Record:
         """Freeze what is known."""
         plan, told = self.plan, self.told
@@ -94,8 +101,8 @@ class Call:
             library_items=len(plan.draft.library.items) if plan else 0,
             epoch=plan.epoch.number if plan and plan.epoch else None,
             began=plan.began if plan else None,
-            predicted_tokens=self.predicted_tokens,
-            as_sent_tokens=self.as_sent_tokens,
+            predicted_tokens=self._reported(self.predicted_tokens),
+            as_sent_tokens=self._reported(self.as_sent_tokens),
             usage=told.usage,
             usage_due=self.outcome in {"ok", "bypass"},
             output_events=told.pieces,

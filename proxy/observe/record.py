@@ -21,9 +21,9 @@ class Record:
     """One chat request. Times are seconds; `model` is a label from a closed set. Holds no content and no key.
 
     `predicted_tokens` are those the upstream's prompt cache should hold of what was forwarded, `as_sent_tokens` those
-    it would have held of the client's own bytes; the uplift is their difference. `overhead_seconds` is what the proxy
-    itself took before the upstream was called; `output_events` counts pieces of a stream that reached the client, known
-    also where usage never came.
+    it would have held of the client's own bytes, in its tokens where it reports any; the uplift is their difference.
+    `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
+    stream that reached the client, known also where usage never came.
     """
 
     request_id: str

@@ -223,6 +223,43 @@ async def test_dialects_of_usage(name: str, stream: bool) -> None:
         assert total(samples, "strata_usage_missing_total") == 0
 
 
+async def test_the_prediction_is_what_the_upstream_reports(rig: Rig) -> None:
+    """Predicted and reported cached tokens agree within 2 %; a client that strips its notes would have got fewer."""
+    system = {"role": "system", "content": "some stable words " * 500}
+    history: list[dict[str, object]] = []
+    for turn in range(6):
+        words = {"role": "user", "content": f"Question {turn}."}
+        asked = {"role": "user", "content": f"{note(f'n/{turn}.md', f'fact {turn} about it. ')}\n\nQuestion {turn}."}
+        said = {"model": MODEL, "messages": [system, *history, asked]}
+        answer = await rig.proxy.post(said, headers={"x-strata-conversation": "predicted"})
+        history += [words, answer.json()["choices"][0]["message"]]
+        await rig.proxy.settled(turn + 1)
+    samples = await rig.proxy.samples()
+    reported, predicted, as_sent = (
+        total(samples, "strata_cached_tokens_total", source=source) for source in ("reported", "predicted", "as_sent")
+    )
+    assert reported > 5_000
+    assert abs(predicted / reported - 1) <= 0.02
+    assert as_sent < predicted
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_prediction_counts_in_the_upstreams_tokens(times: int) -> None:
+    """An upstream whose vocabulary makes three tokens of one is told three times as many cached tokens."""
+    said = chat_body("some stable words " * 1_000, stream=True)
+    own = 3_010
+
+    async def script(wire: Any) -> None:
+        await streaming([chunk("a"), chunk(finish="stop"), usage_chunk(own * times, 0), DONE])(wire)
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        for count in (1, 2):
+            await proxy.post(said)
+            await proxy.settled(count)
+        predicted = await proxy.total("strata_cached_tokens_total", source="predicted")
+    assert abs(predicted / (own * times) - 1) <= 0.05
+
+
 async def test_usage_in_every_chunk_counts_once() -> None:
     """An upstream that repeats a running usage in every chunk is counted by its last one."""
     running = [chunk("a", usage={"prompt_tokens": 7, "completion_tokens": n}) for n in range(1, 6)]
