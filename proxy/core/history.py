@@ -57,13 +57,13 @@ def resume(
     slots = [Slot(message) for message in request.messages]
     if found.l1 == epoch.l1 and len(epoch.leading) == parts.leading:
         for index, raw in enumerate(epoch.leading):
-            slots[index] = Slot(look(raw), raw, fixed=True)
+            slots[index] = _standing(request, index, raw, look)
     for index, frozen in found.frozen.items():
         raw = frozen.raw
         if not request.messages[index].freezes:
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
-        slots[index] = Slot(look(raw), raw, fixed=True)
+        slots[index] = _standing(request, index, raw, look)
     dropped = _spans(epoch, found.places) if dropped is None else dropped
     late = _late(request.messages, parts, slots, epoch, dropped)
     return layers.arrange(
@@ -75,6 +75,12 @@ def resume(
         context=(*late, *request.hints.context),
         dropped=dropped,
     )
+
+
+def _standing(request: Request, index: int, raw: bytes, look: Look) -> Slot:
+    if raw == request.raw(index):
+        return Slot(request.messages[index], fixed=True)
+    return Slot(look(raw), raw, fixed=True)
 
 
 def compact(request: Request, parts: Shape, look: Look, before: Draft) -> Callable[[tuple[Span, ...]], Draft]:

@@ -18,6 +18,8 @@ from proxy.errors import Odd
 
 Form = Literal["string", "parts", "none"]
 SYSTEM_ROLES = frozenset({"system", "developer"})
+MARKS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
+"""Members in which a client tells a provider where its prompt cache may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         texts=found if any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         media=media,
-        marked=b'"cache_control"' in raw or b'"prompt_cache_breakpoint"' in raw,
+        marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.core.body import elements
+from proxy.core.message import MARKS
 from proxy.errors import Odd
 
 Order = tuple[bytes, ...]
@@ -24,10 +25,14 @@ _RELATED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """A request's tools: each as it stands in the body, and who it is (key order apart)."""
+    """A request's tools: each as it stands in the body, and who it is (key order apart).
+
+    `marked` are tools among which the client placed its own cache marks: what stands before a mark is its to say.
+    """
 
     raws: tuple[bytes, ...] = ()
     identities: Order = ()
+    marked: bool = False
 
 
 NONE = Toolset()
@@ -39,7 +44,7 @@ def read(array: bytes) -> Toolset:
         raws = tuple(array[start:end] for start, end in elements(array, 0, len(array))) if array else ()
     except Odd:
         return NONE
-    return Toolset(raws, tuple(_identity(raw) for raw in raws))
+    return Toolset(raws, tuple(_identity(raw) for raw in raws), any(mark in array for mark in MARKS))
 
 
 def arrange(tools: Toolset, known: Iterable[Order]) -> tuple[int, ...]:
@@ -47,9 +52,14 @@ def arrange(tools: Toolset, known: Iterable[Order]) -> tuple[int, ...]:
 
     The order of the same set where it was seen; else of the set that shares most with this one, what is new behind it.
     """
-    present = set(tools.identities)
-    related = max(known, key=lambda order: (set(order) == present, len(present & set(order)), -len(order)), default=())
     asked = range(len(tools.raws))
+    if tools.marked:
+        return tuple(asked)
+    present = set(tools.identities)
+    # Replicas hold the sets in different orders: the last word is the order's own.
+    related = max(
+        known, key=lambda order: (set(order) == present, len(present & set(order)), -len(order), order), default=()
+    )
     if len(present & set(related)) < _RELATED * len(present | set(related)):
         return tuple(asked)
     rank = {identity: place for place, identity in enumerate(related)}

@@ -16,7 +16,7 @@ from proxy.memory.store import Answer, Entry, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
-_MOST_SETS = 256
+MOST_SETS = 64
 _MOST_OWNERS = 2_000
 
 
@@ -138,13 +138,18 @@ class LocalStore(Store):
         self.put_order(partition, order)
         return _nothing()
 
-    def put_order(self, partition: str, order: Order, *, wins: bool = False) -> None:
-        """As `order`, with nobody else to tell; with `wins` in the place of what was known of the set."""
+    def put_order(self, partition: str, order: Order, *, wins: bool = False) -> bool:
+        """As `order`, with nobody else to tell; with `wins` in the place of what was known of the set.
+
+        Return whether the set is known now. Tools that say the time are another set in every request: there is an end.
+        """
         found = self._orders.setdefault(partition, {})
-        if wins or len(found) < _MOST_SETS:
-            found[frozenset(order)] = order if wins else found.get(frozenset(order), order)
+        same = frozenset(order)
+        if same in found or len(found) < MOST_SETS:
+            found[same] = order if wins else found.get(same, order)
         while len(self._orders) > _MOST_OWNERS:
             self._orders.popitem(last=False)
+        return same in found
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

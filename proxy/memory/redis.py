@@ -24,7 +24,7 @@ from typing_extensions import override
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
 from proxy.core.tools import Order
-from proxy.memory.local import LocalStore
+from proxy.memory.local import MOST_SETS, LocalStore
 from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
@@ -220,7 +220,7 @@ class RedisStore(Store):
     @override
     async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
         known = self._copy.known_orders(partition)
-        if self._open or any(set(order) == set(tools) for order in known):
+        if self._open or len(known) >= MOST_SETS or any(set(order) == set(tools) for order in known):
             return known
         found = await self._bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
         for packed in found or ():
@@ -234,7 +234,8 @@ class RedisStore(Store):
 
     @override
     def order(self, partition: str, order: Order) -> Writing:
-        self._copy.put_order(partition, order)
+        if not self._copy.put_order(partition, order):
+            return self._copy.order(partition, order)
         return self._order(partition, order)
 
     async def _order(self, partition: str, order: Order) -> None:
@@ -243,6 +244,9 @@ class RedisStore(Store):
         key, name = _tools_key(partition), hashlib.sha256(b"".join(sorted(set(order)))).hexdigest()
 
         async def work() -> bytes | str | None:
+            # Tools that say the time are another set in every request.
+            if await self._redis.hlen(key) >= MOST_SETS:
+                return None
             await self._redis.hsetnx(key, name, msgspec.msgpack.encode(list(order)))
             await self._redis.expire(key, self._ttl_seconds)
             return await self._redis.hget(key, name)

@@ -102,7 +102,7 @@ class Store(Protocol):
         ...
 
     def order(self, partition: str, order: Order) -> Writing:
-        """Store how a set of tools stands; the first writer of each set wins."""
+        """Store how a set of tools stands; the first writer of each set wins. An owner has a bounded number of sets."""
         ...
 
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -43,7 +43,14 @@ def _planned(plan: Plan) -> list[tuple[bytes, str]]:
     if plan.epoch is not None:
         why = f"; began={plan.began}" if plan.began else ""
         told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
+    if plan.draft.tools:
+        told.append((b"x-strata-tools", "reordered"))
     for name, count in (
+        (
+            b"x-strata-replayed",
+            sum(index >= plan.draft.leading and plan.draft.keeps(index) for index in plan.draft.forms),
+        ),
+        (b"x-strata-library-items", len(plan.draft.library.items)),
         (b"x-strata-dropped-turns", plan.dropped_turns),
         (b"x-strata-dropped-exchanges", plan.dropped_exchanges),
         (b"x-strata-references", len(plan.draft.referenced)),

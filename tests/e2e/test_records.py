@@ -234,6 +234,8 @@ async def test_the_prediction_is_what_the_upstream_reports(rig: Rig) -> None:
         answer = await rig.proxy.post(said, headers={"x-strata-conversation": "predicted"})
         history += [words, answer.json()["choices"][0]["message"]]
         await rig.proxy.settled(turn + 1)
+        # The receipt names the messages that were put back: the client strips its notes.
+        assert answer.headers.get("x-strata-replayed", "0") == str(turn)
     samples = await rig.proxy.samples()
     reported, predicted, as_sent = (
         total(samples, "strata_cached_tokens_total", source=source) for source in ("reported", "predicted", "as_sent")

@@ -11,6 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from proxy.core.lineage import Epoch
+from proxy.memory.local import MOST_SETS
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Entry, Keys, Tally, Unavailable, View
 
@@ -562,3 +563,25 @@ async def test_a_request_that_is_cancelled_leaves_the_connection_clean(
         await asyncio.gather(leaving, return_exceptions=True)
         assert await keys(store, "d") == ([b"d"], False)
     await store.close()
+
+
+async def test_replicas_agree_on_a_set_of_tools(redis_url: str, raw: Any, connect: Connect) -> None:
+    """Of two that saw it at once in different orders, both forward it as the first one wrote it."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.order("owner", (b"b", b"a"))
+    await two.order("owner", (b"a", b"b"))
+    for replica in (one, two):
+        assert await replica.orders("owner", (b"a", b"b")) == ((b"b", b"a"),)
+        await replica.close()
+
+
+async def test_replicas_together_hold_a_bounded_number_of_sets(redis_url: str, raw: Any, connect: Connect) -> None:
+    """Each of them sees other sets; Redis holds no more than one of them may."""
+    replicas = [connect(redis_url) for _ in range(3)]
+    for number in range(MOST_SETS):
+        for place, replica in enumerate(replicas):
+            await replica.order("owner", (f"{place}".encode(), f"{number}".encode()))
+    [key] = raw.keys("*tools*")
+    assert raw.hlen(key) <= MOST_SETS + len(replicas)
+    for replica in replicas:
+        await replica.close()

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.core.items import Item
 from proxy.core.lineage import Epoch, Frozen, Place, Recalled
+from proxy.memory.local import MOST_SETS
 from proxy.memory.store import Entry, Keys, Store, Tally, View
 
 Make = Callable[..., Entry]
@@ -206,3 +207,23 @@ def test_keys_name_nobody() -> None:
     assert len(found) == 32
     assert set(found) <= set("0123456789abcdef")
     assert keys.partition({"b": "1", "a": "2"}) == keys.partition({"a": "2", "b": "1"})
+
+
+async def test_the_first_writer_of_a_set_of_tools_wins(store: Store) -> None:
+    """Another order of the same set changes nothing; another set and another owner are apart."""
+    await store.order("owner", (b"b", b"a"))
+    await store.order("owner", (b"a", b"b"))
+    await store.order("owner", (b"c", b"a", b"b"))
+    assert set(await store.orders("owner", (b"a", b"b"))) == {(b"b", b"a"), (b"c", b"a", b"b")}
+    assert await store.orders("other", (b"a", b"b")) == ()
+
+
+async def test_sets_of_tools_are_bounded(store: Store) -> None:
+    """A description that says the time is another set in every request; those known stay known."""
+    for number in range(3 * MOST_SETS):
+        await store.order("owner", (b"a", str(number).encode()))
+    known = await store.orders("owner", (b"a", b"new"))
+    assert len(known) == MOST_SETS
+    assert (b"a", b"0") in known
+    await store.order("owner", (b"0", b"a"))
+    assert set(await store.orders("owner", (b"a", b"0"))) == set(known)
