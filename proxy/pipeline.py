@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, measure, plan, prefix, turn
+from proxy.core import conversation, history, measure, plan, prefix
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
 from proxy.core.models import Encoding, describe
@@ -34,7 +34,7 @@ LONG_BYTES = 262_144
 """A longer body is read in a thread: what of it is new is not known before."""
 INLINE_BYTES = 16_384
 """More new text than this is counted in a thread, so that no other request waits for it."""
-OUTCOME_OF: dict[str, Outcome] = {"upstream_error": "upstream_error", "server_error": "error"}
+_OUTCOME_OF: dict[str, Outcome] = {"upstream_error": "upstream_error", "server_error": "error"}
 
 Sink = Callable[[Record], None]
 
@@ -183,7 +183,7 @@ class Pipeline:
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)
         fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
-        if fresh:
+        if fresh or plan.began:
             self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
 
     def _remember_tools(self, call: Call) -> None:
@@ -203,7 +203,7 @@ class Pipeline:
     # record
 
     async def _refuse(self, call: Call, client: Downstream, error: StrataError) -> None:
-        call.outcome = OUTCOME_OF.get(error.fault.type, "refused")
+        call.outcome = _OUTCOME_OF.get(error.fault.type, "refused")
         call.cause = call.cause or error.fault.code
         call.status = error.fault.status
         if not client.begun:
@@ -266,7 +266,7 @@ class Pipeline:
 
 def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     """Return what is to be remembered of a plan, by the message's index."""
-    written = history.written(request, turn.shape(request.messages), made.draft)
+    written = history.written(request, made.parts, made.draft)
     epoch = made.epoch.place if made.epoch else NO_EPOCH
     return {
         index: Entry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from proxy.core import budget, measure, render
 from proxy.core.budget import Limit
@@ -17,9 +17,7 @@ from proxy.core.turn import Shape, Span, exchanges
 
 OverBudget = Literal["forward", "reject"]
 Action = Literal["turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected"]
-ACTIONS: tuple[Action, ...] = (
-    "turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected",
-)  # fmt: skip
+ACTIONS: tuple[Action, ...] = get_args(Action)
 
 Arrange = Callable[[tuple[Span, ...]], Draft]
 """Arranges the prompt without some runs of messages."""

@@ -109,7 +109,7 @@ def _attached(messages: Sequence[Message], parts: Shape) -> list[Item]:
     return [item for message in messages[parts.newest.start :] for item in library.items(message)]
 
 
-def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: float, items: tuple[Item, ...]) -> Epoch:
+def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: float) -> Epoch:
     """Return the epoch that begins with this request, to be stored beside what is forwarded."""
     leading = tuple(render.sent(request, draft, index) for index in range(draft.leading))
     return Epoch(
@@ -120,7 +120,7 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
         leading=leading,
         l1=found.l1,
         tools=found.tools,
-        library=items,
+        library=draft.library.items,
         dropped=tuple((found.places[span.start], found.places[span.end - 1]) for span in draft.dropped),
         rewritten=rewritten(request, draft),
     )
@@ -168,6 +168,15 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A message as forwarded, the answers known to have followed it, and what was brought beside it."""
+
+    raw: bytes
+    replies: tuple[bytes, ...]
+    brought: str
+
+
 def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
     """Return what is frozen of what is forwarded, by index, a turn's first message with the answers that follow it.
 
@@ -186,12 +195,3 @@ def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
                 replies = said if index == turn.start else ()
                 frozen[index] = Written(render.sent(request, draft, index), replies, brought)
     return frozen
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A message as forwarded, the answers known to have followed it, and what was brought beside it."""
-
-    raw: bytes
-    replies: tuple[bytes, ...]
-    brought: str

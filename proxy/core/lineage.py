@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.turn import Shape
 
 Place = bytes
-Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold", "library_grew"]
-REASONS: tuple[Reason, ...] = (
-    "first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold", "library_grew",
-)  # fmt: skip
+Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,10 +46,11 @@ class Policy:
 class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
-    `places` are those of a named conversation's messages; `epoch` is the one the request belongs to, new where
-    `began`. `order` are its tools as they stand.
+    `parts` are the request's turns; `places` are those of a named conversation's messages; `epoch` is the one the
+    request belongs to, new where `began`. `order` are its tools as they stand.
     """
 
+    parts: Shape
     draft: Draft
     total: int | None
     limit: int | None
@@ -100,7 +101,8 @@ def make(
     if policy.mode == "observe":
         # The client's own bytes; what it brings in `strata.context` is its own as well.
         fixed = [Slot(message, fixed=True) for message in request.messages]
-        return Plan(draft=layers.arrange(fixed, parts, context=request.hints.context), total=None, limit=None)
+        draft = layers.arrange(fixed, parts, context=request.hints.context)
+        return Plan(parts=parts, draft=draft, total=None, limit=None)
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
@@ -168,7 +170,7 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
 
 
 def _begin(job: _Job, found: Past, fitted: Fitted, reason: Reason) -> Epoch:
-    return history.begin(job.request, fitted.draft, found, reason=reason, now=job.now, items=fitted.draft.library.items)
+    return history.begin(job.request, fitted.draft, found, reason=reason, now=job.now)
 
 
 def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epochs.State:
@@ -230,6 +232,7 @@ def _plan(
     began: Epoch | None = None,
 ) -> Plan:
     return Plan(
+        parts=job.parts,
         draft=fitted.draft,
         total=fitted.total,
         limit=job.limit.tokens if job.limit else None,

@@ -224,12 +224,7 @@ class RedisStore(Store):
             return known
         found = await self._bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
         for packed in found or ():
-            try:
-                order = _unpack_order(packed)
-            except (msgspec.DecodeError, msgspec.ValidationError):
-                self._on_error("recall")
-                continue
-            self._copy.put_order(partition, order, wins=True)
+            self._take(partition, packed)
         return self._copy.known_orders(partition)
 
     @override
@@ -245,16 +240,23 @@ class RedisStore(Store):
 
         async def work() -> bytes | str | None:
             # Tools that say the time are another set in every request.
-            if await self._redis.hlen(key) >= MOST_SETS:
-                return None
-            await self._redis.hsetnx(key, name, msgspec.msgpack.encode(list(order)))
-            await self._redis.expire(key, self._ttl_seconds)
+            if await self._redis.hlen(key) < MOST_SETS:
+                await self._redis.hsetnx(key, name, msgspec.msgpack.encode(list(order)))
+                await self._redis.expire(key, self._ttl_seconds)
             return await self._redis.hget(key, name)
 
         stands = await self._bounded("remember", work(), WRITE_SECONDS)
         if stands is not None:
             # Another replica may have been first; from the next request on its order stands here too.
-            self._copy.put_order(partition, _unpack_order(stands), wins=True)
+            self._take(partition, stands)
+
+    def _take(self, partition: str, packed: bytes | str) -> None:
+        try:
+            order = _unpack_order(packed)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            self._on_error("recall")
+        else:
+            self._copy.put_order(partition, order, wins=True)
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

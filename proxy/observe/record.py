@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from proxy.core.guard import Action
 from proxy.core.lineage import Reason
@@ -11,9 +11,7 @@ from proxy.core.measure import Layers
 from proxy.core.usage import Usage
 
 Outcome = Literal["ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error"]
-OUTCOMES: tuple[Outcome, ...] = (
-    "ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error",
-)  # fmt: skip
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

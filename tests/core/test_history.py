@@ -266,7 +266,7 @@ def test_explicit_context_is_the_same_item_once_it_is_frozen(
 
 
 def test_what_is_written_is_what_was_forwarded(talk: Open, read: Callable[[object], Request]) -> None:
-    """Of each turn but the newest with the answers that follow it; tool exchanges are not written."""
+    """Of each turn with the answers that follow it in the request; tool exchanges are not written."""
     named = talk()
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     tools = [{"role": "assistant", "content": None, "tool_calls": [call]}]

@@ -424,3 +424,20 @@ async def test_over_budget_is_cut_or_refused() -> None:
         openai_shape(answer, "context_length_exceeded")
         assert len(rig.entries) == 1
         assert await rig.proxy.settled(2) == {"ok": 1, "refused": 1}
+
+
+async def test_a_conversation_of_images_has_one_epoch(rig: Rig) -> None:
+    """Messages with media are not frozen; the epoch they stand in is remembered all the same."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    first = {"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}
+    said: list[object] = [{"role": "system", "content": "Look closely."}, first]
+    epochs = []
+    for turn in range(3):
+        answer = await rig.proxy.post({"model": MODEL, "messages": said}, headers={"x-strata-conversation": "images"})
+        epochs.append(answer.headers["x-strata-epoch"])
+        said += [
+            answer.json()["choices"][0]["message"],
+            {**first, "content": [image, {"type": "text", "text": str(turn)}]},
+        ]
+        await rig.proxy.settled(turn + 1)
+    assert epochs == ["0; began=first", "0", "0"]

@@ -585,3 +585,28 @@ async def test_replicas_together_hold_a_bounded_number_of_sets(redis_url: str, r
     assert raw.hlen(key) <= MOST_SETS + len(replicas)
     for replica in replicas:
         await replica.close()
+
+
+async def test_a_lying_order_of_tools_is_left_out(redis_url: str, raw: Any, connect: Connect, told: Any) -> None:
+    """What stands in Redis may be anything; the sound ones count and each other one is told."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.order("owner", (b"b", b"a"))
+    [key] = raw.keys("*tools*")
+    raw.hset(key, "junk", b"\xc1")
+    raw.hset(key, "text", b"hello")
+    assert await two.orders("owner", (b"a", b"b")) == ((b"b", b"a"),)
+    assert told.errors == ["recall", "recall"]
+    for replica in (one, two):
+        await replica.close()
+
+
+async def test_a_full_set_of_tools_is_still_shared(redis_url: str, raw: Any, connect: Connect) -> None:
+    """Where no more may be stored, what another replica stored of the same set still counts."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.order("owner", (b"b", b"a"))
+    for number in range(MOST_SETS):
+        await one.order("owner", (b"x", f"{number}".encode()))
+    await two.order("owner", (b"a", b"b"))
+    assert (b"b", b"a") in await two.orders("owner", (b"a", b"b"))
+    for replica in (one, two):
+        await replica.close()
