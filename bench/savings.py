@@ -7,6 +7,7 @@ is the simulator's accounting, or with `--engine URL` a real engine.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import secrets
 import statistics
 import sys
@@ -18,15 +19,17 @@ from pathlib import Path
 from typing import Protocol
 
 import orjson
-from proxy.core import items, plan, render
+from proxy.core import items, lineage, plan, render
 from proxy.core.epoch import Profile
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
 from proxy.core.reply import of_answer
 from proxy.core.request import read
+from proxy.core.turn import shape
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import log_entries
+from proxy.memory.store import Standing
+from proxy.pipeline import known, log_entries
 from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
 from proxy.simulator.prompt import render as render_prompt
 from proxy.simulator.tokens import tokenizer
@@ -75,7 +78,7 @@ class Strata:
             budget_tokens=budget_tokens,
             reserve_tokens=1_000 if budget_tokens else 4_096,
             over_budget="forward",
-            profile=Profile(lifetime_seconds=rules.lifetime_seconds or 86_400.0),
+            profile=Profile(lifetime_seconds=rules.lifetime_seconds or 86_400.0, system_last=True),
         )
         self._store = LocalStore(max_bytes=MEMORY_BYTES, ttl_seconds=10**9, clock=lambda: self._now)
         self._analyst = Analyst(items.BUILTIN, max_bytes=MEMORY_BYTES)
@@ -86,6 +89,9 @@ class Strata:
         self._now = exchange.at
         request = read(exchange.body, self._analyst.analyse, count)
         name = exchange.name
+        parts = shape(request.messages)
+        places = [hash_place(name, place) for place in lineage.chain(request.messages, parts)]
+        earlier = lineage.earlier(request.messages, parts, places)
         made = plan.make(
             request,
             self._store.copy(name) if name else NOTHING,
@@ -97,7 +103,11 @@ class Strata:
             now=exchange.at,
             given=self._analyst.tools(request.member("tools")),
             orders=self._store.known_orders("bench"),
+            known=known(earlier, places[parts.newest.start], self._store.book.learned("bench", earlier), key=b"bench"),
         )
+        if made.formed is not None:
+            standing = Standing(made.formed.form, made.current.digests)
+            self._store.note_learned("bench", places[-1], standing, made.formed.template)
         if made.order:
             self._store.put_order("bench", made.order)
         if made.began is not None and made.began != "first":
@@ -110,6 +120,11 @@ class Strata:
                 answer = orjson.dumps({"choices": [{"index": 0, "message": exchange.reply}]})
                 self._store.answer(name, newest, of_answer(answer))
         return render.body(request, made.draft, ask_usage=False)
+
+
+def hash_place(name: str | None, place: bytes) -> bytes:
+    """Keep named lineages apart, as the product does."""
+    return hashlib.blake2b((name or "").encode() + place, digest_size=16).digest()
 
 
 @dataclass(slots=True, kw_only=True)

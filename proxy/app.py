@@ -89,7 +89,10 @@ class Services:
 
     def _store(self, settings: Settings) -> Store:
         ttl = settings.conversation_ttl_seconds
-        local = LocalStore(max_bytes=settings.memory_bytes // 2, ttl_seconds=ttl, clock=time.monotonic)
+        book = settings.memory_bytes // 8
+        local = LocalStore(
+            max_bytes=settings.memory_bytes // 2 - book, ttl_seconds=ttl, clock=time.monotonic, book_bytes=book
+        )
         if settings.redis_url is None:
             return local
         return RedisStore(

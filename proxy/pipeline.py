@@ -12,18 +12,21 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, measure, plan, prefix
+from proxy.core import conversation, history, lineage, measure, plan, prefix
 from proxy.core.layers import Draft
-from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
+from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
+from proxy.core.template import Known
+from proxy.core.turn import shape
 from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
-from proxy.memory.store import Entry, Keys, Store, Tally, View
+from proxy.memory.learned import MOST_STANDING
+from proxy.memory.store import Entry, Keys, Learned, Standing, Store, Tally, View
 from proxy.observe.record import Outcome, Record
 from proxy.settings import Settings
 from proxy.tenants import Tenants
@@ -79,10 +82,11 @@ class Pipeline:
             raw = await client.body(self._settings.max_body_bytes)
             try:
                 request = await self._read(call, client, raw)
-                recalled = await self._recall(call)
-                await self._plan(call, request, recalled)
+                recalled, known = await self._recall(call, request)
+                await self._plan(call, request, recalled, known)
                 self._remember(call, request)
-                self._remember_tools(call)
+                self._remember_order(call)
+                self._remember_lines(call, request)
             except Odd as odd:
                 call.cause = odd.cause
             await self._forwarder.forward(call, client, raw)
@@ -126,19 +130,36 @@ class Pipeline:
 
     # recall
 
-    async def _recall(self, call: Call) -> Recalled:
+    async def _recall(self, call: Call, request: Request) -> tuple[Recalled, Known | None]:
         if call.name is None:
-            return NOTHING
+            return NOTHING, await self._known(call, request)
         keys = self._keys()
         call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
-        answer = await self._store.recall(call.conversation)
+        answer, known = await asyncio.gather(self._store.recall(call.conversation), self._known(call, request))
         call.degraded = answer.degraded
         call.recalled = answer.recalled
-        return answer.recalled
+        return answer.recalled, known
+
+    async def _known(self, call: Call, request: Request) -> Known | None:
+        """Ask what is known of the system prompt's lines, where there are any."""
+        policy, parts = call.tenant.policy, shape(request.messages)
+        if policy.mode == "observe" or not policy.current_values or not parts.leading:
+            return None
+        places = lineage.chain(request.messages, parts)
+        earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
+        begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
+        partition = self._partition(call)
+        learned = await self._store.learned(partition, earlier)
+        return known(earlier, begins, learned, key=self._keys().lines(partition))
+
+    def _place(self, call: Call, place: Place) -> Place:
+        name = call.name
+        user = name.user if name else (call.request.user or "" if call.request else "")
+        return self._keys().place(self._partition(call), name.id if name else "", user, place)
 
     # plan
 
-    async def _plan(self, call: Call, request: Request, recalled: Recalled) -> None:
+    async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known | None) -> None:
         scale = await self._scale(call.model.encoding)
         given = self._analyst.tools(request.member("tools"))
         if len(given.raws) > 1:
@@ -156,6 +177,7 @@ class Pipeline:
                 now=call.at,
                 given=given,
                 orders=call.orders,
+                known=known,
             )
 
         call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
@@ -186,11 +208,20 @@ class Pipeline:
         if fresh or plan.began:
             self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
 
-    def _remember_tools(self, call: Call) -> None:
+    def _remember_order(self, call: Call) -> None:
         """Store the order of a set of tools that was not seen before."""
         order = call.plan.order if call.plan else ()
         if len(order) > 1 and all(set(known) != set(order) for known in call.orders):
             self._background.start(self._store.order(self._partition(call), order))
+
+    def _remember_lines(self, call: Call, request: Request) -> None:
+        """Store how L1 stands: the next request of this lineage keeps its form."""
+        plan = call.plan
+        if plan is None or plan.formed is None:
+            return
+        place = self._place(call, lineage.chain(request.messages, plan.parts)[-1])
+        standing = Standing(plan.formed.form, plan.current.digests)
+        self._background.start(self._store.learn(self._partition(call), place, standing, plan.formed.template))
 
     def _partition(self, call: Call) -> str:
         return self._keys().partition(call.tenant.owner)
@@ -276,10 +307,19 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
             raw=frozen.raw,
             replies=frozen.replies,
             brought=frozen.brought,
+            values=frozen.values,
         )
         for index, frozen in written.items()
         if made.epoch or index == made.draft.newest.start
     }
+
+
+def known(earlier: Sequence[Place], begins: Place, learned: Learned, *, key: bytes) -> Known:
+    """Return what a plan needs of what was learned: the forms at the latest place known, where they are few."""
+    stood: Sequence[Standing] = next((learned.standing[place] for place in earlier if place in learned.standing), ())
+    forms = tuple(standing.form for standing in stood) if len(stood) <= MOST_STANDING else ()
+    begun = learned.standing.get(begins, ()) if begins in earlier else ()
+    return Known(key, forms, learned.templates, begun[0].values if len(begun) == 1 else ())
 
 
 def _is_new(entry: Entry, recalled: Recalled) -> bool:

@@ -120,6 +120,15 @@ class Settings(BaseSettings):
         "deferred",
         description="When items enter L2: at an epoch's end, or (`eager`) on the turn after they were attached.",
     )
+    current_values: bool = Field(
+        default=True,
+        description="Take lines of the system prompt that change within a conversation out of its stable part.",
+    )
+    system_last: bool | None = Field(
+        None,
+        description="The upstream takes a system message at the very end, there and not at the head; "
+        "by default only OpenAI and Azure are believed to.",
+    )
     cached_read_price: Annotated[float, Field(ge=0, le=1)] = Field(
         0.10, description="What the upstream takes for a cached prompt token, as a share of an uncached one."
     )
@@ -220,6 +229,13 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
                 raise ValueError(f"tag names (letters, digits, _ . -); {name!r} is none")
         return names
+
+    @property
+    def takes_system_last(self) -> bool:
+        """Whether current values may stand in a system message at the very end."""
+        host = urlsplit(self.upstream_url).hostname or ""
+        known = host == "api.openai.com" or host.endswith(".openai.azure.com")
+        return known if self.system_last is None else self.system_last
 
     @property
     def loopback(self) -> bool:

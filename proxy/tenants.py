@@ -46,6 +46,7 @@ class Tenants:
             budget_tokens=settings.budget_tokens,
             reserve_tokens=settings.output_reserve_tokens,
             over_budget=settings.over_budget,
+            current_values=settings.current_values,
         )
         self._shared = settings.upstream_key.get_secret_value() if settings.upstream_key else None
         self._by_key: dict[bytes, Tenant] = {}
@@ -65,6 +66,7 @@ class Tenants:
                     budget_tokens=tenant.budget_tokens or settings.budget_tokens,
                     reserve_tokens=settings.output_reserve_tokens,
                     over_budget=settings.over_budget,
+                    current_values=settings.current_values,
                 ),
                 upstream_key=upstream[name],
                 hides_credentials=True,
@@ -114,6 +116,7 @@ def _profile(settings: Settings) -> Profile:
         lifetime_seconds=settings.prompt_cache_lifetime_seconds,
         minimum_tokens=settings.prompt_cache_minimum_tokens,
         block_tokens=settings.prompt_cache_block_tokens,
+        system_last=settings.takes_system_last,
     )
 
 

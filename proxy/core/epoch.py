@@ -15,7 +15,8 @@ from proxy.core.lineage import Epoch, Reason
 class Profile:
     """A provider's prompt cache: prices as shares of an uncached token's, how long it lasts, what it counts in.
 
-    Below `minimum_tokens` it holds nothing; what it holds comes in whole blocks.
+    Below `minimum_tokens` it holds nothing; what it holds comes in whole blocks. `system_last` says whether it takes a
+    system message at the end of a prompt, there and not at its head.
     """
 
     read: float = 0.10
@@ -23,6 +24,7 @@ class Profile:
     lifetime_seconds: float = 3_600.0
     minimum_tokens: int = 1_024
     block_tokens: int = 128
+    system_last: bool = False
 
 
 USUAL = Profile()

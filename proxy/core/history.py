@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core import layers, library, lineage, render
 from proxy.core.items import Item
-from proxy.core.layers import Change, Draft, Slot
+from proxy.core.layers import AS_SENT, L1, NO_VALUES, Change, Draft, Slot, Values
 from proxy.core.library import Library
 from proxy.core.lineage import Epoch, Frozen, Place, Reason, Recalled
 from proxy.core.message import Message
@@ -21,32 +21,59 @@ Look = Callable[[bytes], Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What a request extends: its places, the epoch it continues, and how earlier messages were forwarded."""
+    """What a request extends: its places, the epoch it continues, and how earlier messages were forwarded.
+
+    `begun` are the current values that were told when the newest turn began, by slot.
+    """
 
     places: tuple[Place, ...]
     epoch: Epoch | None
     frozen: Mapping[int, Frozen]
+    begun: Mapping[int, str]
     l1: bytes
     tools: bytes
 
 
-def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes]) -> Past:
-    """Find what a request extends; `order` are its tools as they are to stand."""
+def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes], l1: L1 = AS_SENT) -> Past:
+    """Find what a request extends; `order` are its tools as they are to stand, `l1` is its L1."""
     messages = request.messages
     places = lineage.chain(messages, parts)
     epoch = lineage.current(places[parts.leading :], recalled)
     frozen = lineage.match(messages, parts, places, recalled, epoch.place) if epoch else {}
+    begun = lineage.attempt(messages, parts.newest, places, recalled, epoch.place) if epoch and parts.turns else None
     return Past(
         places=places,
         epoch=epoch,
         frozen=frozen,
-        l1=_digest(messages[index].digest for index in range(parts.leading)),
+        begun=dict(begun.values) if begun else {},
+        l1=l1.digest or _digest(messages[index].digest for index in range(parts.leading)),
         tools=_digest([*order, request.member("functions")]),
     )
 
 
+def standing(found: Past) -> dict[int, str]:
+    """Return the current values that stand in earlier turns, by slot, the newest of each."""
+    return dict(pair for index in sorted(found.frozen) for pair in found.frozen[index].values)
+
+
+def outdated(found: Past, slots: Sequence[str]) -> Iterator[str]:
+    """Return the values that stand in earlier turns for nothing."""
+    told = [pair for index in sorted(found.frozen) for pair in found.frozen[index].values]
+    newest = {slot: place for place, (slot, _) in enumerate(told)}
+    for place, (slot, text) in enumerate(told):
+        if newest[slot] != place or slot >= len(slots) or slots[slot] != text:
+            yield text
+
+
 def resume(
-    request: Request, parts: Shape, found: Past, look: Look, *, dropped: tuple[Span, ...] | None = None
+    request: Request,
+    parts: Shape,
+    found: Past,
+    look: Look,
+    *,
+    l1: L1 = AS_SENT,
+    values: Values = NO_VALUES,
+    dropped: tuple[Span, ...] | None = None,
 ) -> Draft:
     """Arrange the request as its epoch has it: what was forwarded stands, what is new comes at the end.
 
@@ -74,6 +101,8 @@ def resume(
         lasting=True,
         context=(*late, *request.hints.context),
         dropped=dropped,
+        l1=l1,
+        values=values,
     )
 
 
@@ -83,7 +112,9 @@ def _standing(request: Request, index: int, raw: bytes, look: Look) -> Slot:
     return Slot(look(raw), raw, fixed=True)
 
 
-def compact(request: Request, parts: Shape, look: Look, before: Draft) -> Callable[[tuple[Span, ...]], Draft]:
+def compact(
+    request: Request, parts: Shape, look: Look, before: Draft, *, l1: L1 = AS_SENT, values: Values = NO_VALUES
+) -> Callable[[tuple[Span, ...]], Draft]:
     """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns."""
     messages, context = request.messages, request.hints.context
     history = [index for index in range(parts.leading, parts.newest.start) if messages[index].role == "user"]
@@ -100,7 +131,9 @@ def compact(request: Request, parts: Shape, look: Look, before: Draft) -> Callab
     def arrange(dropped: tuple[Span, ...]) -> Draft:
         kept = [messages[index] for index in history if not any(span.start <= index < span.end for span in dropped)]
         shelf = library.in_use(before.standing, kept, [*context, *_attached(messages, parts)])
-        return layers.arrange(slots, parts, library=shelf, lasting=True, context=context, dropped=dropped)
+        return layers.arrange(
+            slots, parts, library=shelf, lasting=True, context=context, dropped=dropped, l1=l1, values=values
+        )
 
     return arrange
 
@@ -128,7 +161,7 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
 
 def rewritten(request: Request, draft: Draft) -> bool:
     """Whether anything forwarded is not the client's own bytes, or something is left out."""
-    return bool(draft.dropped or draft.inserted) or any(
+    return bool(draft.dropped or draft.inserted or draft.values.last) or any(
         render.sent(request, draft, index) != request.raw(index) for index in {*draft.forms, *draft.changes}
     )
 
@@ -170,11 +203,12 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A message as forwarded, the answers known to have followed it, and what was brought beside it."""
+    """A message as forwarded, the answers known to have followed it, and what was brought and told beside it."""
 
     raw: bytes
     replies: tuple[bytes, ...]
     brought: str
+    values: tuple[tuple[int, str], ...]
 
 
 def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
@@ -190,8 +224,10 @@ def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
             messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"
         )
         for index in range(turn.start, turn.end):
-            brought = draft.context if newest and index == turn.start else ""
+            first = newest and index == turn.start
+            brought = draft.context if first else ""
             if draft.keeps(index) and (messages[index].freezes or brought):
                 replies = said if index == turn.start else ()
-                frozen[index] = Written(render.sent(request, draft, index), replies, brought)
+                told = draft.values.told if first and messages[index].freezes else ()
+                frozen[index] = Written(render.sent(request, draft, index), replies, brought, told)
     return frozen

@@ -28,13 +28,44 @@ class Replacement:
     text: str
 
 
+Replaced = tuple[tuple[Text, tuple[Replacement, ...]], ...]
+"""What is replaced in a message, by place of the text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What is done to one message: text put before, text put behind, blocks replaced (by place of the text)."""
 
     before: str = ""
     behind: str = ""
-    replaced: tuple[tuple[Text, tuple[Replacement, ...]], ...] = ()
+    replaced: Replaced = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L1:
+    """What is done to the leading system messages: by index, lines replaced; what joins the last one, behind L2.
+
+    `digest` is that of L1 as it is forwarded, L2 left out.
+    """
+
+    replaced: Mapping[int, Replaced] = field(default_factory=dict)
+    behind: str = ""
+    digest: bytes = b""
+
+
+AS_SENT = L1()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """The current values as they are told: which slots, and the text, in L3 or (`last`) at the prompt's very end."""
+
+    told: tuple[tuple[int, str], ...] = ()
+    text: str = ""
+    last: str = ""
+
+
+NO_VALUES = Values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +98,8 @@ class Draft:
     context: str = ""
     inserted: str = ""
     tools: bytes = b""
+    values: Values = NO_VALUES
+    l1: bytes = b""
 
     def keeps(self, index: int) -> bool:
         """Whether the message at this place is sent."""
@@ -128,23 +161,23 @@ def arrange(
     lasting: bool = False,
     context: Sequence[Item] = (),
     dropped: tuple[Span, ...] = (),
+    l1: L1 = AS_SENT,
+    values: Values = NO_VALUES,
 ) -> Draft:
-    """Arrange a prompt: L2 behind L1, references for repeats, the request's own context before the user's words.
+    """Arrange a prompt: L2 behind L1, references for repeats, context and current values before the user's words.
 
     With `stands` the library is part of fixed messages already; a message that is not fixed gets its half again.
     `lasting` is for what will be replayed: it refers to nothing that the client may yet take away.
     """
     standing = _Standing()
-    changes: dict[int, Change] = {}
-    draft = Draft(leading=shape.leading, newest=shape.newest, dropped=dropped, library=library)
-    for slot in slots[: shape.leading]:
-        _note(slot.message, standing)
-    for item in library.items:
-        standing.place(item, in_library=True)
+    draft = Draft(
+        leading=shape.leading, newest=shape.newest, dropped=dropped, library=library, values=values, l1=l1.digest
+    )
     place = max((index for index in range(shape.leading) if slots[index].message.form != "none"), default=None)
     behind, head = _halves(library, place)
-    if behind and not stands and place is not None:
-        changes[place] = Change(behind=behind)
+    changes = _lead(slots[: shape.leading], standing, l1, behind=("" if stands else behind), place=place)
+    for item in library.items:
+        standing.place(item, in_library=True)
     taken = _takes(slots[shape.newest.start].message) if shape.turns else False
     brought, left = "", "" if taken else _bring(context, standing)
     before_newest: tuple[Item, ...] = ()
@@ -168,6 +201,8 @@ def arrange(
             standing.doubt(slot.message, before)
         takes = _takes(slot.message)
         front = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
+        if index == shape.newest.start:
+            front, replaced = _tell(values.text, slot.message, front, replaced)
         if front or replaced:
             changes[index] = Change(before=front, replaced=replaced)
         head = "" if takes else head
@@ -183,6 +218,18 @@ def arrange(
     )
 
 
+def _lead(slots: Sequence[Slot], standing: _Standing, l1: L1, *, behind: str, place: int | None) -> dict[int, Change]:
+    """Arrange the leading system messages: what is replaced in them, and what joins the one at `place`."""
+    changes: dict[int, Change] = {}
+    for index, slot in enumerate(slots):
+        replaced = () if slot.fixed else l1.replaced.get(index, ())
+        joined = SEPARATOR.join(filter(None, [behind, l1.behind])) if index == place and not slot.fixed else ""
+        _note(slot.message, standing, replaced)
+        if replaced or joined:
+            changes[index] = Change(replaced=replaced, behind=joined)
+    return changes
+
+
 def _takes(message: Message) -> bool:
     return message.role == "user" and message.form != "none"
 
@@ -195,10 +242,27 @@ def _halves(library: Library, place: int | None) -> tuple[str, str]:
     return trusted, untrusted
 
 
-def _note(message: Message, standing: _Standing) -> None:
+def _tell(told: str, message: Message, front: str, replaced: Replaced) -> tuple[str, Replaced]:
+    """Put the current values behind what the client attached, before the user's words."""
+    first = message.texts[0] if told and message.texts else None
+    at = 0
+    for block in first.blocks if first else ():
+        if first and not first.value[at : block.start].strip():
+            at = block.end
+    if first is None or not at:
+        return SEPARATOR.join(filter(None, [front, told])), replaced
+    here = Replacement(at, at, SEPARATOR + told)
+    others = tuple((text, runs) for text, runs in replaced if text is not first)
+    mine = next((runs for text, runs in replaced if text is first), ())
+    return front, ((first, tuple(sorted([*mine, here], key=lambda run: (run.start, run.end)))), *others)
+
+
+def _note(message: Message, standing: _Standing, replaced: Replaced = ()) -> None:
+    """Note what stands; a block of which some was replaced by another text does not."""
     for text in message.texts:
+        taken = [run for other, runs in replaced if other is text for run in runs if run.text]
         for block in text.blocks:
-            if block.item:
+            if block.item and not any(run.start < block.end and block.start < run.end for run in taken):
                 standing.place(block.item)
 
 

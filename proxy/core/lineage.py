@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from proxy.core.items import Item
 from proxy.core.message import Message
-from proxy.core.turn import Shape
+from proxy.core.turn import Shape, Span
 
 Place = bytes
 Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold"]
@@ -25,13 +25,15 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 class Frozen:
     """A message as it was forwarded, and digests of each answer to it. `started` orders attempts at the same words.
 
-    `brought` is the text that came beside it in `strata.context`, part of `raw`.
+    `brought` is the text that came beside it in `strata.context`, `values` are the current values told with it, by
+    slot; both are part of `raw`.
     """
 
     started: float
     raw: bytes
     replies: frozenset[bytes] = frozenset()
     brought: str = ""
+    values: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Recalled:
 
 NOTHING = Recalled()
 NO_EPOCH: Place = b""
+_EARLIER = 3
+"""A request or two may have failed, or their answers been thrown away."""
 
 
 def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
@@ -76,6 +80,19 @@ def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
             said = hashlib.blake2b(said + message.said, digest_size=16).digest()
         places.append(said)
     return tuple(places)
+
+
+def earlier(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the last places of earlier requests of the same lineage, the latest first: an answer followed each.
+
+    Where the newest turn began is among them.
+    """
+    asked = [
+        at - 1
+        for at in range(len(messages) - 1, shape.leading, -1)
+        if messages[at].role == "assistant" and messages[at - 1].role != "assistant"
+    ]
+    return tuple(places[at] for place, at in enumerate(asked) if place < _EARLIER or at == shape.newest.start)
 
 
 def current(places: Sequence[Place], recalled: Recalled) -> Epoch | None:
@@ -93,18 +110,24 @@ def match(
     """
     found: dict[int, Frozen] = {}
     for turn in shape.turns[:-1]:
-        said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
-        log = recalled.log.get((epoch, places[turn.start]), ())
-        answered = [frozen for frozen in log if said and frozen.replies >= said]
-        if not answered:
+        latest = attempt(messages, turn, places, recalled, epoch)
+        if latest is None:
             continue
-        latest = max(answered, key=_order)
         if messages[turn.start].freezes or latest.brought:
             found[turn.start] = latest
         for index in range(turn.start + 1, turn.end):
             if messages[index].freezes and (followed := recalled.log.get((epoch, places[index]))):
                 found[index] = min(followed, key=_order)
     return found
+
+
+def attempt(
+    messages: Sequence[Message], turn: Span, places: Sequence[Place], recalled: Recalled, epoch: Place
+) -> Frozen | None:
+    """Return the latest attempt at a turn's first message whose answers the request holds."""
+    said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
+    log = recalled.log.get((epoch, places[turn.start]), ())
+    return max((frozen for frozen in log if said and frozen.replies >= said), key=_order, default=None)
 
 
 def _order(frozen: Frozen) -> tuple[float, bytes]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from proxy.core import render, tokens
-from proxy.core.layers import Change, Draft
+from proxy.core.layers import Draft
 from proxy.core.message import Message
 from proxy.core.request import Request
 
@@ -67,6 +67,10 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
     _put_library(sums, scale, draft)
     if draft.inserted:
         sums.put("L3", tokens.PER_MESSAGE + 1 + scale.text(draft.inserted), draft.inserted.encode())
+    if raw := render.last(draft):
+        sums.put("L3", scale.message(raw, hashlib.sha256(raw).digest()), raw)
+    if draft.l1:
+        sums.content["L1"] = hashlib.sha256(draft.l1)
     sums.weight["L5"] += tokens.PRIMING
     return sums.freeze()
 
@@ -95,7 +99,7 @@ def _put_message(sums: _Sums, scale: Scale, request: Request, draft: Draft, inde
     if index < draft.leading:
         sums.put("L1", amount, message.digest)
     elif index == draft.newest.start and message.role == "user":
-        _put_newest(sums, scale, message, change, context=draft.context, amount=amount)
+        _put_newest(sums, scale, message, draft, amount)
     else:
         sums.put("L4", amount, digest)
 
@@ -112,15 +116,14 @@ def _put_library(sums: _Sums, scale: Scale, draft: Draft) -> None:
         sums.put("L2", amount, text.encode())
 
 
-def _put_newest(
-    sums: _Sums, scale: Scale, message: Message, change: Change | None, *, context: str, amount: int
-) -> None:
-    """Split the newest user message: what was attached is L3, the user's own words are L5."""
-    attached = [context] if context else []
+def _put_newest(sums: _Sums, scale: Scale, message: Message, draft: Draft, amount: int) -> None:
+    """Split the newest user message: what was attached or told is L3, the user's own words are L5."""
+    attached = [text for text in (draft.context, draft.values.text) if text]
+    change = draft.changes.get(draft.newest.start)
     replaced = {id(text): runs for text, runs in change.replaced} if change else {}
     for text in message.texts:
         runs = replaced.get(id(text), ())
-        attached += [run.text for run in runs]
+        attached += [run.text for run in runs if run.end > run.start]
         attached += [
             text.value[block.start : block.end]
             for block in text.blocks

@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message without its place. `texts` is kept only where blocks stand in it; `said` leaves blocks out.
+    """A message without its place. `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out.
 
     `form` says whether its content can take text; `media` counts parts that weigh more than their bytes; `marked` says
     whether it carries the client's own prompt cache markers.
@@ -110,7 +110,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         role=wire.role,
         form=form,
         said=said(wire.role, [_outside(text) for text in found], [_words_of_call(call) for call in calls]),
-        texts=found if any(text.blocks for text in found) else (),
+        texts=found if wire.role in SYSTEM_ROLES or any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         media=media,
         marked=any(mark in raw for mark in MARKS),

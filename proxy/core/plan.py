@@ -6,28 +6,44 @@ One page: what a request extends is continued while it fits and pays, else compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core import budget, guard, history, layers, library, lineage, measure, tokens, tools
+from proxy.core import (
+    budget,
+    guard,
+    history,
+    layers,
+    library,
+    lineage,
+    lines,
+    measure,
+    template,
+    tokens,
+    tools,
+    values,
+)
 from proxy.core import epoch as epochs
 from proxy.core.epoch import USUAL, Profile
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
-from proxy.core.layers import Draft, Slot
+from proxy.core.layers import AS_SENT, Draft, Slot, Values
 from proxy.core.library import Library
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
+from proxy.core.template import Formed, Known
 from proxy.core.tools import Order, Toolset
 from proxy.core.turn import Shape, Span, shape
+from proxy.core.values import Current
 
 __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
 
 Mode = Literal["layered", "observe"]
 Promotion = Literal["deferred", "eager"]
+_PLAIN = Current(AS_SENT, (), "", b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +55,7 @@ class Policy:
     budget_tokens: int | None
     reserve_tokens: int
     over_budget: OverBudget
+    current_values: bool = True
     profile: Profile = USUAL
 
 
@@ -47,7 +64,8 @@ class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
     `parts` are the request's turns; `places` are those of a named conversation's messages; `epoch` is the one the
-    request belongs to, new where `began`. `order` are its tools as they stand.
+    request belongs to, new where `began`. `order` are its tools as they stand; `formed` is what L1's lines are taken
+    for, None where they were not looked at, and `current` what came of it.
     """
 
     parts: Shape
@@ -61,6 +79,8 @@ class Plan:
     epoch: Epoch | None = None
     began: Reason | None = None
     order: Order = ()
+    formed: Formed | None = None
+    current: Current = _PLAIN
 
     @property
     def rejected(self) -> bool:
@@ -78,6 +98,8 @@ class _Job:
     look: Look
     now: float
     order: Order
+    current: Current
+    begun: tuple[bytes, ...]
 
 
 def make(
@@ -92,10 +114,12 @@ def make(
     now: float,
     given: Toolset = tools.NONE,
     orders: Iterable[Order] = (),
+    known: Known | None = None,
 ) -> Plan:
     """Plan one request. The same request, memory, settings and time give the same plan, in any process.
 
-    `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen.
+    `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen; `known` is
+    what memory holds of the system prompt's lines, None where they are not to be looked at.
     """
     parts = shape(request.messages)
     if policy.mode == "observe":
@@ -108,8 +132,10 @@ def make(
     )
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
+    formed, current = _formed(request, parts, policy, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
+        current=current, begun=known.begun if known else (),
     )  # fmt: skip
     if not named or not parts.turns:
         made = _plan(job, _fitted(job, _own(job)))
@@ -118,17 +144,46 @@ def make(
     else:
         made = _deferred(job, recalled)
     draft = dataclasses.replace(made.draft, tools=tools.spliced(given, places))
-    return dataclasses.replace(made, draft=draft, order=order)
+    return dataclasses.replace(made, draft=draft, order=order, formed=formed, current=current)
+
+
+def _formed(request: Request, parts: Shape, policy: Policy, known: Known | None) -> tuple[Formed | None, Current]:
+    """Tell L1's volatile lines from the others, where there is a user message that can take their values."""
+    first = request.messages[parts.newest.start] if parts.turns else None
+    if known is None or not policy.current_values or first is None or first.role != "user" or first.form == "none":
+        return None, _PLAIN
+    found = lines.read(request.messages[: parts.leading], known.key)
+    if not found:
+        return None, _PLAIN
+    formed = template.form(found, known)
+    return formed, values.current(request, parts.leading, formed, known.key)
+
+
+def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | None = None) -> Values:
+    """Say where current values are told that do not stand yet: `standing` in earlier turns, `at_start` in this one.
+
+    Within an agent's loop they come last where the upstream takes them there, so that the loop stays a prefix.
+    """
+    current, newest = job.current, job.parts.newest
+    before = standing or {}
+    looping = newest.end - newest.start > 1
+    if looping and job.policy.profile.system_last and job.request.messages[-1].role in {"tool", "function"}:
+        first = tuple(at_start.items())
+        return Values(told=first, text=current.frame(first), last=current.frame(current.told({**before, **at_start})))
+    told = current.told(before)
+    return Values(told=told, text=current.frame(told))
 
 
 def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False) -> Arrange:
     """Arrange the client's own messages."""
     slots = [Slot(message) for message in job.request.messages]
+    told = _told(job, job.current.unchanged(job.begun))
 
     def arrange(dropped: tuple[Span, ...]) -> Draft:
         return layers.arrange(
-            slots, job.parts, library=shelf, lasting=lasting, context=job.request.hints.context, dropped=dropped
-        )
+            slots, job.parts, library=shelf, lasting=lasting, context=job.request.hints.context, dropped=dropped,
+            l1=job.current.l1, values=told,
+        )  # fmt: skip
 
     return arrange
 
@@ -151,11 +206,13 @@ def _eager(job: _Job, recalled: Recalled) -> Plan:
 def _deferred(job: _Job, recalled: Recalled) -> Plan:
     """The log: continue the epoch this request extends, or end it and begin another."""
     request, parts = job.request, job.parts
-    found = history.past(request, parts, recalled, job.order)
+    found = history.past(request, parts, recalled, job.order, job.current.l1)
     if found.epoch is None:
         fitted = _fitted(job, _own(job, lasting=True))
         return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, "first"))
-    draft = history.resume(request, parts, found, job.look)
+    standing = history.standing(found)
+    told = _told(job, found.begun, standing)
+    draft = history.resume(request, parts, found, job.look, l1=job.current.l1, values=told)
     state = _state(job, found, draft, recalled.seen_at)
     reason = epochs.ends(found.epoch, state, job.policy.profile)
     if reason is None:
@@ -163,9 +220,16 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
     if reason == "l1_changed" and not state.rewritten:
         fitted = _fitted(job, _own(job, lasting=True))
     elif _signed(job):
-        fitted = _fitted(job, lambda dropped: history.resume(request, parts, found, job.look, dropped=dropped))
+        told = _told(job, {})
+        fitted = _fitted(
+            job,
+            lambda dropped: history.resume(
+                request, parts, found, job.look, l1=job.current.l1, values=told, dropped=dropped
+            ),
+        )
     else:
-        fitted = _fitted(job, history.compact(request, parts, job.look, draft))
+        told = _told(job, {})
+        fitted = _fitted(job, history.compact(request, parts, job.look, draft, l1=job.current.l1, values=told))
     return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, reason))
 
 
@@ -178,6 +242,7 @@ def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epoch
     held = {item.key: item.sha256 for message in job.request.messages for item in library.items(message)}
     held |= {item.key: item.sha256 for item in job.request.hints.context}
     dead = sum(job.scale.text(item.content) for item in draft.standing if held.get(item.key) != item.sha256)
+    dead += sum(job.scale.text(text) for text in history.outdated(found, job.current.slots))
     began = found.places.index(found.epoch.place) if found.epoch else 0
     total = None if _surely_fits(job, draft) else measure.layers(job.request, draft, job.scale).total
     live = 0
@@ -209,6 +274,7 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
         + sum(message.media for message in request.messages) * tokens.MOST_PER_PART
         + sum(len(raw) for raw in draft.forms.values())
         + sum(len(item.content.encode()) + 200 for item in draft.library.items)
+        + 400 * len(job.current.slots)
     )
     return job.limit is None or most <= job.limit.tokens
 

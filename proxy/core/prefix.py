@@ -53,12 +53,15 @@ def forwarded(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tup
             raw = render.sent(request, draft, index) if changed else request.raw(index)
             digest = hashlib.sha256(raw).digest() if changed else placed.message.digest
             steps.append(Step(digest, scale.message(raw, digest), chunk(raw, digest)))
+    if raw := render.last(draft):
+        digest = hashlib.sha256(raw).digest()
+        steps.append(Step(digest, scale.message(raw, digest), chunks(raw)))
     return tuple(steps)
 
 
 def as_sent(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tuple[Step, ...] | None:
     """Return the steps of a prompt as the client sent it; None where that is how it is forwarded."""
-    if not (draft.forms or draft.changes or draft.dropped or draft.inserted or draft.tools):
+    if not (draft.forms or draft.changes or draft.dropped or draft.inserted or draft.tools or draft.values.last):
         return None
     return (_tools(request, b"", scale, chunk), *_own(request, scale, chunk))
 

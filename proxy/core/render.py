@@ -36,9 +36,18 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
         edits.append(Edit(request.placed[span.start].start, request.placed[span.end].start, b""))
     if draft.inserted:
         edits.append(_insert(request, draft))
+    if draft.values.last:
+        at = request.placed[-1].end
+        edits.append(Edit(at, at, b"," + last(draft)))
     if ask_usage and request.wants_usage is False:
         edits.append(_usage(request))
     return splice(request.body, edits)
+
+
+def last(draft: Draft) -> bytes:
+    """Return the system message with which the prompt ends; empty where it has none of ours."""
+    text = draft.values.last
+    return b'{"role":"system","content":' + orjson.dumps(text) + b"}" if text else b""
 
 
 def sent(request: Request, draft: Draft, index: int) -> bytes:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
+from proxy.core.template import Template
 from proxy.core.tools import Order
-from proxy.memory.store import Answer, Entry, Store, Tally, View, Writing
+from proxy.memory.learned import Book
+from proxy.memory.store import Answer, Entry, Learned, Standing, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -31,10 +33,13 @@ class _Conversation:
 
 
 class LocalStore(Store):
-    """`clock` returns seconds; `ttl_seconds` slides with each use."""
+    """`clock` returns seconds; `ttl_seconds` slides with each use; `book_bytes` bounds what is learned of prompts."""
 
-    def __init__(self, *, max_bytes: int, ttl_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, max_bytes: int, ttl_seconds: float, clock: Callable[[], float], book_bytes: int = 8_000_000
+    ) -> None:
         self._max_bytes = max_bytes
+        self.book = Book(max_bytes=book_bytes)
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._conversations: collections.OrderedDict[str, _Conversation] = collections.OrderedDict()
@@ -103,7 +108,11 @@ class LocalStore(Store):
                 attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | set(entry.replies))
             elif len(attempts) < _MOST_ATTEMPTS:
                 attempts[entry.attempt] = Frozen(
-                    started=entry.started, raw=entry.raw, replies=frozenset(entry.replies), brought=entry.brought
+                    started=entry.started,
+                    raw=entry.raw,
+                    replies=frozenset(entry.replies),
+                    brought=entry.brought,
+                    values=entry.values,
                 )
         self._resize(found)
         return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
@@ -150,6 +159,21 @@ class LocalStore(Store):
         while len(self._orders) > _MOST_OWNERS:
             self._orders.popitem(last=False)
         return same in found
+
+    @override
+    async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
+        return self.book.learned(partition, places)
+
+    @override
+    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
+        self.note_learned(partition, place, standing, template)
+        return _nothing()
+
+    def note_learned(self, partition: str, place: Place, standing: Standing, template: Template | None) -> None:
+        """As `learn`, with nobody else to tell."""
+        self.book.put(place, (standing,))
+        if template is not None:
+            self.book.take(partition, template)
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -23,16 +23,21 @@ from typing_extensions import override
 
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
+from proxy.core.template import Template
 from proxy.core.tools import Order
+from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, unpack_form, unpack_template
 from proxy.memory.local import MOST_SETS, LocalStore
-from proxy.memory.store import Answer, Entry, Store, Tally, Unavailable, View, Writing
+from proxy.memory.store import Answer, Entry, Learned, Standing, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
+LEARNED_SECONDS = 1.0
+"""So old may be what this process knows of an owner's templates."""
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
-_ROOT = "strata:2"
+_MOST_WRITTEN = 10_000
+_ROOT = "strata:3"
 _UNLINKED = ("log", "contents", "view", "stats")
 
 _RECALL = """
@@ -53,6 +58,14 @@ end
 return {log, missing, contents, redis.call('GET', KEYS[3])}
 """
 """KEYS: log, contents, gone (when it was deleted). ARGV: time to live in seconds, digests of what the caller has."""
+
+_STAND = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+"""
+"""KEYS: how L1 stood at a place. ARGV: a form's digest, its values, how many forms at most (one more), seconds."""
 
 T = TypeVar("T")
 
@@ -118,6 +131,7 @@ class RedisStore(Store):
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
+        self._written_at: dict[tuple[object, ...], float] = {}
 
     @property
     @override
@@ -170,7 +184,9 @@ class RedisStore(Store):
 
         def write(pipe: Any) -> None:
             for entry in entries:
-                pipe.hsetnx(log, f"m:{_field(entry)}", msgspec.msgpack.encode((entry.started, entry.brought)))
+                pipe.hsetnx(
+                    log, f"m:{_field(entry)}", msgspec.msgpack.encode((entry.started, entry.brought, entry.values))
+                )
                 pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
                 for reply in entry.replies:
                     pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
@@ -198,6 +214,7 @@ class RedisStore(Store):
                 raw=frozen.raw,
                 replies=tuple(frozen.replies),
                 brought=frozen.brought,
+                values=frozen.values,
             )
             for (epoch, place), attempts in missing.log.items()
             for frozen in attempts
@@ -257,6 +274,70 @@ class RedisStore(Store):
             self._on_error("recall")
         else:
             self._copy.put_order(partition, order, wins=True)
+
+    @override
+    async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
+        book = self._copy.book
+        known = book.learned(partition, places)
+        if self._open or (places[0] in known.standing if places else not self._is_due((partition,), LEARNED_SECONDS)):
+            return known
+        found = await self._bounded("recall", self._fetch(partition, places), RECALL_SECONDS)
+        if found is None:
+            return known
+        try:
+            stood, forms, templates = found
+            held = {digest: unpack_form(packed) for digest, packed in forms.items() if packed is not None}
+            for place, members in zip(places, stood, strict=True):
+                book.put(place, [Standing(held[digest], values) for digest, values in members if digest in held])
+            for packed in templates:
+                book.take(partition, unpack_template(packed))
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError):
+            self._on_error("recall")
+        return book.learned(partition, places)
+
+    async def _fetch(
+        self, partition: str, places: Sequence[Place]
+    ) -> tuple[list[list[tuple[bytes, tuple[bytes, ...]]]], dict[bytes, bytes | None], list[bytes]]:
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.hgetall(_standing_key(partition, place))
+        pipe.hvals(_templates_key(partition))
+        *found, templates = await pipe.execute()
+        stood = [[(digest, _unpack_values(values)) for digest, values in sorted(each.items())] for each in found]
+        digests = sorted({digest for each in stood for digest, _ in each})
+        pipe = self._redis.pipeline(transaction=False)
+        for digest in digests:
+            pipe.get(_form_key(partition, digest))
+        return stood, dict(zip(digests, await pipe.execute(), strict=True)), templates
+
+    @override
+    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
+        self._copy.note_learned(partition, place, standing, template)
+        return self._learn(partition, place, standing, template)
+
+    async def _learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> None:
+        packed, digest = pack_form(standing.form)
+
+        def write(pipe: Any) -> None:
+            stood = _standing_key(partition, place)
+            values = msgspec.msgpack.encode(standing.values)
+            pipe.eval(_STAND, 1, stood, digest, values, MOST_STANDING, self._ttl_seconds)
+            if self._is_due((partition, digest), self._ttl_seconds / 4):
+                pipe.set(_form_key(partition, digest), packed, ex=self._ttl_seconds)
+            if template is not None and self._is_due((partition, template.id, template.learned), LEARNED_SECONDS):
+                pipe.hset(_templates_key(partition), template.id.hex(), pack_template(template))
+                pipe.expire(_templates_key(partition), self._ttl_seconds)
+
+        await self._write("remember", write)
+
+    def _is_due(self, what: tuple[object, ...], seconds: float) -> bool:
+        """Whether this was not written a moment ago; many requests bring the same."""
+        if len(self._written_at) > _MOST_WRITTEN:
+            self._written_at.clear()
+        due = self._now() >= self._written_at.get(what, 0.0) + seconds
+        if due:
+            self._written_at[what] = self._now()
+        return due
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
@@ -389,6 +470,22 @@ class RedisStore(Store):
             pipe.expire(_key(conversation, part), self._ttl_seconds)
 
 
+def _unpack_values(packed: bytes) -> tuple[bytes, ...]:
+    return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
+
+
+def _standing_key(partition: str, place: Place) -> str:
+    return f"{_ROOT}:lines:{{{partition}}}:at:{place.hex()}"
+
+
+def _form_key(partition: str, digest: bytes) -> str:
+    return f"{_ROOT}:lines:{{{partition}}}:form:{digest.hex()}"
+
+
+def _templates_key(partition: str) -> str:
+    return f"{_ROOT}:lines:{{{partition}}}:templates"
+
+
 def _unpack_order(packed: bytes | str) -> Order:
     assert isinstance(packed, bytes)
     return tuple(msgspec.msgpack.decode(packed, type=list[bytes]))
@@ -444,8 +541,8 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Reca
     for (epoch, place, attempt), at in by_kind["m"]:
         if attempt in held:
             told = frozenset(replies.get((epoch, place, attempt), ()))
-            started, brought = msgspec.msgpack.decode(at, type=tuple[float, str])
-            frozen = Frozen(started=started, raw=held[attempt], replies=told, brought=brought)
+            started, brought, values = msgspec.msgpack.decode(at, type=tuple[float, str, tuple[tuple[int, str], ...]])
+            frozen = Frozen(started=started, raw=held[attempt], replies=told, brought=brought, values=values)
             log[epoch, place] = (*log.get((epoch, place), ()), frozen)
     read = [_unpack(place, value, held) for (place,), value in by_kind["e"]]
     epochs = {epoch.place: epoch for epoch in read if epoch is not None}

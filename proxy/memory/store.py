@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.lineage import Epoch, Place, Recalled
+from proxy.core.template import Form, Template
 from proxy.core.tools import Order
 
 
@@ -23,6 +24,7 @@ class Entry:
     raw: bytes
     replies: tuple[bytes, ...] = ()
     brought: str = ""
+    values: tuple[tuple[int, str], ...] = ()
 
     @property
     def attempt(self) -> bytes:
@@ -36,6 +38,22 @@ class Answer:
 
     recalled: Recalled
     degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How L1 stood in one request of a lineage, and digests of what its slots held."""
+
+    form: Form
+    values: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known of an owner's system prompts: how L1 stood at each place asked for, and the templates."""
+
+    standing: Mapping[Place, tuple[Standing, ...]]
+    templates: tuple[Template, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +123,14 @@ class Store(Protocol):
         """Store how a set of tools stands; the first writer of each set wins. An owner has a bounded number of sets."""
         ...
 
+    async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
+        """Return what is known of an owner's system prompts. Digests only, whoever it is asked for."""
+        ...
+
+    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
+        """Store how L1 stands at a place, and what was learned of its template; known here at once."""
+        ...
+
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
         """Store how a conversation looks now, and count."""
         ...
@@ -145,6 +171,14 @@ class Keys:
     def conversation(self, partition: str, name: str, user: str) -> str:
         """Digest a conversation's id; an end user's id separates conversations and never joins them."""
         return self._digest("conversation", partition, name, user)
+
+    def lines(self, partition: str) -> bytes:
+        """Return an owner's own key for digests of lines."""
+        return bytes.fromhex(self._digest("lines", partition))
+
+    def place(self, partition: str, name: str, user: str, place: Place) -> Place:
+        """Digest a place for what is remembered beside no conversation; its name and end user keep lineages apart."""
+        return bytes.fromhex(self._digest("place", partition, name, user, place.hex()))
 
     def _digest(self, *parts: str) -> str:
         return _digest(self.secret, parts)

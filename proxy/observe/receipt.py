@@ -45,11 +45,14 @@ def _planned(plan: Plan) -> list[tuple[bytes, str]]:
         told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
     if plan.draft.tools:
         told.append((b"x-strata-tools", "reordered"))
+    if plan.formed is not None and (lines := plan.formed.count("behind")):
+        told.append((b"x-strata-lines-behind", str(lines)))
     for name, count in (
         (
             b"x-strata-replayed",
             sum(index >= plan.draft.leading and plan.draft.keeps(index) for index in plan.draft.forms),
         ),
+        (b"x-strata-current-values", len(plan.current.slots)),
         (b"x-strata-library-items", len(plan.draft.library.items)),
         (b"x-strata-dropped-turns", plan.dropped_turns),
         (b"x-strata-dropped-exchanges", plan.dropped_exchanges),

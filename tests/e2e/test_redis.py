@@ -322,3 +322,21 @@ async def test_redis_that_lies(redis_process: RedisProcess) -> None:
         for _ in range(4):
             await client.turn(proxy, "And?", SPEC)
             assert sent(simulator).count("The spec says") == 60
+
+
+async def test_a_lineage_keeps_its_form_at_another_replica(redis_process: RedisProcess) -> None:
+    """An anonymous one too: each clock is told once, and L1 is the same wherever the next turn arrives."""
+    policy = "\n".join(f"Rule {number} stands for every customer." for number in ("one", "two", "three"))
+    async with replicas(redis_process.url, 3) as (simulator, proxies):
+        messages: list[dict[str, Any]] = []
+        systems = []
+        for minute in range(6):
+            messages.append({"role": "user", "content": f"Question {minute}"})
+            clock = {"role": "system", "content": f"Time: 10:{minute:02}\n{policy}"}
+            answer = await proxies[minute % 3].post(chat_body(messages=[clock, *messages]))
+            forwarded = orjson.loads(simulator.requests[-1].body)["messages"]
+            systems.append(forwarded[0]["content"])
+            assert str(forwarded).count(f"10:{minute:02}") == 1
+            messages.append(answer.json()["choices"][0]["message"])
+            await asyncio.sleep(0.1)
+        assert len(set(systems[1:])) == 1

@@ -1,0 +1,154 @@
+"""What is learned of system prompts, in this process and packed for others: digests only, bounded in bytes."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.core.lineage import Place
+from proxy.core.template import Form, Seen, Template
+from proxy.memory.store import Learned, Standing
+
+MOST_STANDING = 4
+"""Where more lineages than this began with the same words, nobody can say which one goes on."""
+MOST_TEMPLATES = 16
+_MOST_OWNERS = 1_000
+_ENTRY_BYTES = 300
+_LINE_BYTES = 60
+
+
+class Book:
+    """This process's own knowledge; least recently used goes first."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._standing: collections.OrderedDict[Place, dict[Form, Standing]] = collections.OrderedDict()
+        self._forms: dict[Form, int] = {}
+        self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
+
+    def learned(self, partition: str, places: Sequence[Place]) -> Learned:
+        """Return what this process knows."""
+        held = {place: tuple(self._standing[place].values()) for place in places if place in self._standing}
+        for place in held:
+            self._standing.move_to_end(place)
+        return Learned(held, tuple(self._templates.get(partition, {}).values()))
+
+    def put(self, place: Place, standing: Sequence[Standing]) -> None:
+        """Add how L1 stood at a place."""
+        for each in standing:
+            known = self._standing.setdefault(place, {})
+            if each.form not in known and len(known) <= MOST_STANDING:
+                self._count(each.form, 1)
+                known[each.form] = each
+            elif each.form in known:
+                known[each.form] = each
+        while self._size > self._max_bytes:
+            _, oldest = self._standing.popitem(last=False)
+            for form in oldest:
+                self._count(form, -1)
+
+    def take(self, partition: str, template: Template) -> None:
+        """Add a template in the place of what was known of it; what was learned of its lines stays learned."""
+        known = self._templates.setdefault(partition, {})
+        self._templates.move_to_end(partition)
+        known[template.id] = _joined(known.pop(template.id), template) if template.id in known else template
+        while len(known) > MOST_TEMPLATES:
+            del known[next(iter(known))]
+        while len(self._templates) > _MOST_OWNERS:
+            self._templates.popitem(last=False)
+
+    def _count(self, form: Form, one: int) -> None:
+        times = self._forms.get(form, 0) + one
+        self._size += one * _ENTRY_BYTES
+        if times == (one > 0):
+            self._size += one * len(form.lines) * _LINE_BYTES
+        if times:
+            self._forms[form] = times
+        else:
+            del self._forms[form]
+
+
+def _joined(known: Template, newer: Template) -> Template:
+    return Template(
+        id=newer.id,
+        count=newer.count,
+        lines=newer.lines,
+        gaps=known.gaps | newer.gaps,
+        words=known.words | newer.words,
+        edits={**known.edits, **newer.edits},
+    )
+
+
+class _Form(msgspec.Struct, array_like=True):
+    lines: bytes
+    behind: list[int]
+    slots: list[int]
+    edited: list[tuple[bytes, bytes]]
+    template: bytes
+
+
+class _Template(msgspec.Struct, array_like=True):
+    id: bytes
+    count: int
+    keys: bytes
+    lineages: list[int]
+    sizes: list[int]
+    gaps: list[tuple[bytes, bytes]]
+    words: list[bytes]
+    edits: list[tuple[bytes, bytes, bytes]]
+
+
+_KEY_BYTES = 12
+_form = msgspec.msgpack.Decoder(_Form)
+_template = msgspec.msgpack.Decoder(_Template)
+
+
+def pack_form(form: Form) -> tuple[bytes, bytes]:
+    """Return a form in bytes, and their digest."""
+    packed = msgspec.msgpack.encode(
+        _Form(b"".join(form.lines), sorted(form.behind), list(form.slots), sorted(form.edited), form.template)
+    )
+    return packed, hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def unpack_form(packed: bytes) -> Form:
+    """Read a form. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    read = _form.decode(packed)
+    return Form(_keys(read.lines), frozenset(read.behind), tuple(read.slots), frozenset(read.edited), read.template)
+
+
+def pack_template(template: Template) -> bytes:
+    """Return a template in bytes."""
+    return msgspec.msgpack.encode(
+        _Template(
+            template.id,
+            template.count,
+            b"".join(seen.key for seen in template.lines),
+            [seen.lineages for seen in template.lines],
+            [seen.size for seen in template.lines],
+            sorted(template.gaps),
+            sorted(template.words),
+            [(*gap, value) for gap, value in template.edits.items()],
+        )
+    )
+
+
+def unpack_template(packed: bytes) -> Template:
+    """Read a template. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    read = _template.decode(packed)
+    return Template(
+        id=read.id,
+        count=read.count,
+        lines=tuple(map(Seen, _keys(read.keys), read.lineages, read.sizes)),
+        gaps=frozenset(read.gaps),
+        words=frozenset(read.words),
+        edits={(before, after): value for before, after, value in read.edits},
+    )
+
+
+def _keys(joined: bytes) -> tuple[bytes, ...]:
+    return tuple(joined[at : at + _KEY_BYTES] for at in range(0, len(joined), _KEY_BYTES))

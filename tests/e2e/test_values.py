@@ -1,0 +1,98 @@
+"""Current values on the wire: clocks in the system prompt, several users, agents in a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.e2e.kit import Rig, chat_body, rigged
+
+POLICY = "\n".join(f"Rule {number} stands for every customer and every order." for number in
+                   ("one", "two", "three", "four", "five", "six", "seven", "eight"))  # fmt: skip
+OK = {"role": "assistant", "content": "ok"}
+
+
+def system(minute: int, name: str = "Ada") -> dict[str, Any]:
+    text = f"The user is {name}.\nTime: 10:{minute:02}\n{POLICY}\n{POLICY}"
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def ask(rig: Rig, *messages: dict[str, Any], headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Send messages; return them as they arrived."""
+    answer = await rig.proxy.post(chat_body(messages=list(messages)), headers=headers or {})
+    assert answer.status_code == 200
+    found: list[dict[str, Any]] = orjson.loads(rig.last.body)["messages"]
+    return found
+
+
+async def test_a_clock_leaves_l1_and_its_value_arrives() -> None:
+    """One break when it is learned; the receipt says how many places are volatile."""
+    async with rigged() as rig:
+        first = await ask(rig, system(1), user("a"))
+        second = await ask(rig, system(2), user("a"), OK, user("b"))
+        third = await ask(rig, system(3), user("a"), OK, user("b"), OK, user("c"))
+        sent = chat_body(messages=[system(4), user("a"), OK, user("b"), OK, user("c"), OK, user("d")])
+        answer = await rig.proxy.post(sent)
+    assert first[0] == system(1)
+    assert second[0] == third[0] != first[0]
+    assert "10:02" not in second[0]["content"]
+    assert "\nTime: 10:03\n" in third[-1]["content"]
+    assert answer.headers["x-strata-current-values"] == "1"
+
+
+async def test_switched_off_nothing_moves() -> None:
+    """The client's own bytes go upstream, break after break."""
+    async with rigged(None, CURRENT_VALUES="false") as rig:
+        for minute in range(3):
+            asked = [system(minute), user("a"), *[OK, user("b")] * minute]
+            assert await ask(rig, *asked) == asked
+
+
+async def test_observed_nothing_moves() -> None:
+    """Nor in `observe`."""
+    async with rigged(None, MODE="observe") as rig:
+        for minute in range(3):
+            asked = [system(minute), user("a"), *[OK, user("b")] * minute]
+            assert await ask(rig, *asked) == asked
+
+
+async def test_two_tenants_learn_nothing_from_one_another() -> None:
+    """What is volatile for one is text like any other for the next, and the frames' keys differ."""
+    tenants = {"TENANTS__ACME__KEYS": "key-one", "TENANTS__OTHER__KEYS": "key-two"}
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("key-one", "key-two"))
+    async with rigged(None, **tenants) as rig:
+        await ask(rig, system(1), user("a"), headers=one)
+        mine = await ask(rig, system(2), user("a"), OK, user("b"), headers=one)
+        assert await ask(rig, system(3), user("hi"), headers=two) == [system(3), user("hi")]
+        theirs = await ask(rig, system(4), user("hi"), OK, user("b"), headers=two)
+    assert mine[0]["content"] != theirs[0]["content"]
+
+
+async def test_two_users_share_what_comes_before_their_names() -> None:
+    """From the third user on, whose first request is read from the cache but for the name."""
+    async with rigged() as rig:
+        for name in ("Ada", "Bob", "Cleo", "Dan"):
+            sent = await ask(rig, system(1, name), user(f"I am {name}."))
+    assert sent[0]["content"].endswith(f"{POLICY}\n\nThe user is Dan.")
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_an_agents_loop_where_a_last_system_message_is_taken_and_where_not(takes: bool) -> None:
+    """Only where the operator says so does the prompt end in one."""
+    async with rigged(None, SYSTEM_LAST=str(takes).lower()) as rig:
+        function = {"name": "look", "arguments": "{}"}
+        called = {"role": "assistant", "content": None,
+                  "tool_calls": [{"id": "c", "type": "function", "function": function}]}  # fmt: skip
+        loop = [called, {"role": "tool", "tool_call_id": "c", "content": "found"}]
+        await ask(rig, system(1), user("a"))
+        await ask(rig, system(2), user("a"), OK, user("b"))
+        sent = await ask(rig, system(3), user("a"), OK, user("b"), *loop)
+    assert (sent[-1]["role"] == "system") is takes
+    assert ("10:03" in sent[-1]["content"]) is takes
+    assert ("10:03" in sent[3]["content"]) is not takes

@@ -1,0 +1,137 @@
+"""What is learned of system prompts: shared through Redis, bounded, digests only."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.core.template import Form, Seen, Template
+from proxy.memory.learned import (
+    MOST_STANDING,
+    MOST_TEMPLATES,
+    Book,
+    pack_form,
+    pack_template,
+    unpack_form,
+    unpack_template,
+)
+from proxy.memory.redis import RedisStore
+from proxy.memory.store import Keys, Standing, Store
+
+Connect = Callable[..., RedisStore]
+
+ONE, TWO = (bytes([number]) * 12 for number in (1, 2))
+FORM = Form((ONE, TWO), frozenset({1}), (0, 2), frozenset({(ONE, b"")}), b"template")
+TEMPLATE = Template(
+    id=b"template", count=3, lines=(Seen(ONE, 0b111, 10), Seen(TWO, 0b101, 2)), gaps=frozenset({(b"", ONE)}),
+    words=frozenset({b"word"}), edits={(ONE, TWO): b"edit"},
+)  # fmt: skip
+
+
+def form(number: int) -> Form:
+    return Form(lines=(number.to_bytes(12, "big"),))
+
+
+def test_a_form_and_a_template_are_read_as_they_were_packed() -> None:
+    """All of them, the empty ones too."""
+    assert unpack_form(pack_form(FORM)[0]) == FORM
+    assert unpack_form(pack_form(Form())[0]) == Form()
+    assert unpack_template(pack_template(TEMPLATE)) == TEMPLATE
+    assert pack_form(FORM)[1] != pack_form(Form())[1]
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xff", b"\x90", msgspec.msgpack.encode("text")])
+def test_what_is_none_is_refused(packed: bytes) -> None:
+    """By an error the store knows."""
+    for unpack in (unpack_form, unpack_template):
+        with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+            unpack(packed)
+
+
+async def test_how_l1_stood_is_known_at_its_place(store: Store) -> None:
+    """With what its slots held when it was last asked for; elsewhere nothing is known."""
+    await store.learn("t", b"place", Standing(FORM, (b"1",)), TEMPLATE)
+    await store.learn("t", b"place", Standing(FORM, (b"2",)), None)
+    learned = await store.learned("t", [b"place", b"elsewhere"])
+    assert learned.standing == {b"place": (Standing(FORM, (b"2",)),)}
+    assert learned.templates == (TEMPLATE,)
+    assert (await store.learned("other", [b"elsewhere"])).templates == ()
+
+
+async def test_few_lineages_that_begin_alike_are_told_apart(store: Store) -> None:
+    """Of many it is only known that they are too many."""
+    for number in range(20):
+        await store.learn("t", b"hi", Standing(form(number)), None)
+    assert len((await store.learned("t", [b"hi"])).standing[b"hi"]) == MOST_STANDING + 1
+
+
+async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect: Connect) -> None:
+    """What one forwarded, another follows; each knows what either learned of a template."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.learn("t", b"a", Standing(FORM, (b"1",)), TEMPLATE)
+    assert (await two.learned("t", [b"b", b"a"])).standing == {b"a": (Standing(FORM, (b"1",)),)}
+    other = Template(id=b"template", count=4, lines=TEMPLATE.lines, words=frozenset({b"more"}))
+    await two.learn("t", b"c", Standing(form(1)), other)
+    (learned,) = (await one.learned("t", [b"c"])).templates
+    assert (learned.count, learned.words) == (4, frozenset({b"word", b"more"}))
+    await one.close()
+    await two.close()
+
+
+async def test_what_is_garbage_in_redis_is_left_out(redis_url: str, raw: Any, connect: Connect, told: Any) -> None:
+    """And said to be an error; the request goes on with what is known here."""
+    one, two = connect(redis_url), connect(redis_url)
+    await one.learn("t", b"a", Standing(FORM), TEMPLATE)
+    for key in raw.keys("*:templates"):
+        raw.hset(key, "x", b"\xff")
+    learned = await two.learned("t", [b"a"])
+    assert learned.templates in ((), (TEMPLATE,))
+    assert told.errors == ["recall"]
+    await one.close()
+    await two.close()
+
+
+async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str, raw: Any, connect: Connect) -> None:
+    """Keys and values hold digests, and every key expires."""
+    one = connect(redis_url)
+    await one.learn(Keys(b"s").partition("acme"), b"a" * 16, Standing(FORM, (b"1" * 8,)), TEMPLATE)
+    keys = raw.keys("*")
+    assert len(keys) == 3
+    assert all(0 < raw.ttl(key) <= 60 and b"acme" not in key for key in keys)
+    await one.close()
+
+
+def test_the_book_is_bounded() -> None:
+    """The least recently used goes first; forms that many share are held once."""
+    book = Book(max_bytes=20_000)
+    for number in range(1_000):
+        book.put(number.to_bytes(2, "big"), [Standing(FORM)])
+    held = [number for number in range(1_000) if book.learned("t", [number.to_bytes(2, "big")]).standing]
+    assert held == list(range(1_000 - len(held), 1_000))
+    assert 50 < len(held) < 70
+    for number in range(1_000):
+        book.put(b"x" + number.to_bytes(2, "big"), [Standing(form(number))])
+    assert not book.learned("t", [b"\x03\xe7"]).standing
+
+
+def test_templates_are_bounded() -> None:
+    """The one that was not met for longest goes first."""
+    book = Book(max_bytes=20_000)
+    for number in range(MOST_TEMPLATES + 4):
+        book.take("t", Template(id=bytes([number]), count=1, lines=()))
+        book.take("t", Template(id=b"\x00", count=1, lines=()))
+    held = {template.id for template in book.learned("t", ()).templates}
+    assert len(held) == MOST_TEMPLATES
+    assert {b"\x00", bytes([MOST_TEMPLATES + 3])} <= held
+    assert b"\x01" not in held
+
+
+def test_places_of_lineages_are_kept_apart() -> None:
+    """By conversation, end user and owner; each owner's lines have a key of their own."""
+    keys = Keys(b"secret")
+    places = {
+        keys.place(owner, name, user, b"p") for owner in ("a", "b") for name in ("", "c") for user in ("", "u", "c")
+    }
+    assert len(places) == 12
+    assert keys.lines("a") != keys.lines("b")
