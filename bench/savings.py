@@ -28,7 +28,7 @@ from proxy.core.request import read
 from proxy.core.turn import shape
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Standing
+from proxy.memory.store import Lesson
 from proxy.pipeline import known, log_entries
 from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
 from proxy.simulator.prompt import render as render_prompt
@@ -105,9 +105,9 @@ class Strata:
             orders=self._store.known_orders("bench"),
             known=known(earlier, places[parts.newest.start], self._store.book.learned("bench", earlier), key=b"bench"),
         )
-        if made.formed is not None:
-            standing = Standing(made.formed.form, made.current.digests)
-            self._store.note_learned("bench", places[-1], standing, made.formed.template)
+        if made.teaches:
+            lesson = Lesson(exchange.at, made.formed.template if made.formed else None, made.recurring.learned)
+            self._store.note_learned("bench", places[-1], made.standing, lesson)
         if made.order:
             self._store.put_order("bench", made.order)
         if made.began is not None and made.began != "first":

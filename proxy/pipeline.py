@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, lineage, measure, plan, prefix
+from proxy.core import conversation, history, library, lineage, measure, plan, prefix
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.models import Encoding, describe
@@ -26,7 +26,7 @@ from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.learned import MOST_STANDING
-from proxy.memory.store import Entry, Keys, Learned, Standing, Store, Tally, View
+from proxy.memory.store import Entry, Keys, Learned, Lesson, Store, Tally, View
 from proxy.observe.record import Outcome, Record
 from proxy.settings import Settings
 from proxy.tenants import Tenants
@@ -86,7 +86,7 @@ class Pipeline:
                 await self._plan(call, request, recalled, known)
                 self._remember(call, request)
                 self._remember_order(call)
-                self._remember_lines(call, request)
+                self._remember_standing(call, request)
             except Odd as odd:
                 call.cause = odd.cause
             await self._forwarder.forward(call, client, raw)
@@ -141,9 +141,11 @@ class Pipeline:
         return answer.recalled, known
 
     async def _known(self, call: Call, request: Request) -> Known | None:
-        """Ask what is known of the system prompt's lines, where there are any."""
+        """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
         policy, parts = call.tenant.policy, shape(request.messages)
-        if policy.mode == "observe" or not policy.current_values or not parts.leading:
+        lines = policy.current_values and parts.leading
+        items = policy.anonymous_library and call.name is None and library.any_items(request)
+        if policy.mode == "observe" or not (lines or items):
             return None
         places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
@@ -214,14 +216,14 @@ class Pipeline:
         if len(order) > 1 and all(set(known) != set(order) for known in call.orders):
             self._background.start(self._store.order(self._partition(call), order))
 
-    def _remember_lines(self, call: Call, request: Request) -> None:
-        """Store how L1 stands: the next request of this lineage keeps its form."""
+    def _remember_standing(self, call: Call, request: Request) -> None:
+        """Store how the prompt stands: the next request of this lineage keeps its form."""
         plan = call.plan
-        if plan is None or plan.formed is None:
+        if plan is None or not plan.teaches:
             return
         place = self._place(call, lineage.chain(request.messages, plan.parts)[-1])
-        standing = Standing(plan.formed.form, plan.current.digests)
-        self._background.start(self._store.learn(self._partition(call), place, standing, plan.formed.template))
+        lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned)
+        self._background.start(self._store.learn(self._partition(call), place, plan.standing, lesson))
 
     def _partition(self, call: Call) -> str:
         return self._keys().partition(call.tenant.owner)
@@ -315,11 +317,16 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
 
 
 def known(earlier: Sequence[Place], begins: Place, learned: Learned, *, key: bytes) -> Known:
-    """Return what a plan needs of what was learned: the forms at the latest place known, where they are few."""
-    stood: Sequence[Standing] = next((learned.standing[place] for place in earlier if place in learned.standing), ())
-    forms = tuple(standing.form for standing in stood) if len(stood) <= MOST_STANDING else ()
+    """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few."""
+    stood = next((learned.standing[place] for place in earlier if place in learned.standing), ())
     begun = learned.standing.get(begins, ()) if begins in earlier else ()
-    return Known(key, forms, learned.templates, begun[0].values if len(begun) == 1 else ())
+    return Known(
+        key=key,
+        standing=stood if len(stood) <= MOST_STANDING else (),
+        templates=learned.templates,
+        begun=begun[0].values if len(begun) == 1 else (),
+        recurring=learned.recurring,
+    )
 
 
 def _is_new(entry: Entry, recalled: Recalled) -> bool:

@@ -124,6 +124,10 @@ class Settings(BaseSettings):
         default=True,
         description="Take lines of the system prompt that change within a conversation out of its stable part.",
     )
+    anonymous_library: bool = Field(
+        default=True,
+        description="Put items that anonymous clients send again and again into L2, from their own requests.",
+    )
     system_last: bool | None = Field(
         None,
         description="The upstream takes a system message at the very end, there and not at the head; "

@@ -47,6 +47,7 @@ class Tenants:
             reserve_tokens=settings.output_reserve_tokens,
             over_budget=settings.over_budget,
             current_values=settings.current_values,
+            anonymous_library=settings.anonymous_library,
         )
         self._shared = settings.upstream_key.get_secret_value() if settings.upstream_key else None
         self._by_key: dict[bytes, Tenant] = {}
@@ -67,6 +68,7 @@ class Tenants:
                     reserve_tokens=settings.output_reserve_tokens,
                     over_budget=settings.over_budget,
                     current_values=settings.current_values,
+                    anonymous_library=settings.anonymous_library,
                 ),
                 upstream_key=upstream[name],
                 hides_credentials=True,

@@ -1,12 +1,16 @@
-"""L2, the context library of a named conversation, and the frames it stands in."""
+"""L2, the context library: what stands in it, for whom, and the frames it stands in."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.items import Item
 from proxy.core.message import Message
+from proxy.core.request import Request
+from proxy.core.template import Known, Standing
 from proxy.core.turn import Shape
 
 _FRAMES = {
@@ -47,6 +51,13 @@ def items(message: Message) -> tuple[Item, ...]:
     return tuple(block.item for text in message.texts for block in text.blocks if block.item)
 
 
+def any_items(request: Request) -> bool:
+    """Whether a request holds an item outside L1."""
+    return bool(request.hints.context) or any(
+        text.blocks for message in request.messages if message.role == "user" for text in message.texts
+    )
+
+
 def left_out(messages: Sequence[Message], shape: Shape, sent: Mapping[int, Message]) -> Library:
     """Collect, cumulatively, what earlier turns were forwarded with and this request leaves out there.
 
@@ -81,3 +92,72 @@ def in_use(standing: Iterable[Item], history: Iterable[Message], arriving: Itera
             held.pop(item.key, None)
     order = dict.fromkeys([*stood, *held])
     return Library(tuple(held[key] for key in order if key in held and held[key].promotable and held[key].referable))
+
+
+_RESTLESS = -2
+_MOST_CALM = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Recurring:
+    """L2 of an anonymous request, all of it the request's own items; digests of what is in it and what the turn brings.
+
+    `calm` is in how many requests on end all items came again; `learned` are those that nobody was known to send again.
+    """
+
+    library: Library = Library()
+    shelf: tuple[bytes, ...] = ()
+    brought: tuple[bytes, ...] = ()
+    calm: int = 0
+    learned: tuple[bytes, ...] = ()
+
+
+class Sent:
+    """The items of a request that L2 may hold, by keyed digest: in its newest turn, and in the history kept."""
+
+    def __init__(self, messages: Sequence[Message], shape: Shape, context: Iterable[Item], key: bytes) -> None:
+        users = [index for index in range(shape.leading, len(messages)) if messages[index].role == "user"]
+        earlier = [item for index in users if index < shape.newest.start for item in items(messages[index])]
+        newest = [item for index in users if index >= shape.newest.start for item in items(messages[index])]
+        self.kept = _by_digest(earlier, key)
+        self.brought = _by_digest([*newest, *context], key)
+        self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
+
+
+def recurring(sent: Sent, stood: Standing | None, known: Known, *, frozen: bool) -> Recurring:
+    """Say what stands in L2 of an anonymous request.
+
+    A lineage keeps its shelf while its items are anywhere in the request. It grows where the client, which has taken
+    items out of its history, sends all of them again: by these and by what is new, if they weigh more than the history
+    that is read again for it, over as many turns as that has gone on. A client that sends only some again must send
+    all again more often before it is believed. A lineage that begins has on its shelf what clients of this tenant are
+    known to send again. Where `frozen`, nothing is added.
+    """
+    held = {**sent.kept, **sent.brought}
+    came = stood.brought if stood else ()
+    if stood is None:
+        shelf, added, calm = [digest for digest in known.recurring if digest in sent.brought and not frozen], [], 0
+    else:
+        shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
+        before = (*stood.shelf, *came)
+        calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
+        calm = calm if before else 0
+        again = any(digest in came and digest not in sent.kept for digest in sent.brought)
+        added = [digest for digest in sent.brought if digest not in sent.kept and digest not in shelf]
+        weighs = calm * sum(len(held[digest].content) for digest in added)
+        if frozen or not again or calm < 1 or weighs < sent.history_bytes:
+            added = []
+    shelf += added
+    return Recurring(
+        library=Library(tuple(held[digest] for digest in shelf)),
+        shelf=tuple(shelf),
+        brought=tuple(sent.brought),
+        calm=calm,
+        learned=tuple(digest for digest in added if digest in came and digest not in known.recurring),
+    )
+
+
+def _by_digest(found: Iterable[Item], key: bytes) -> dict[bytes, Item]:
+    """Of each item the newest version; what is short or may not move is no matter."""
+    newest = {item.key: item for item in found if item.promotable and item.referable}
+    return {hashlib.blake2b(item.sha256, digest_size=8, key=key).digest(): item for item in newest.values()}

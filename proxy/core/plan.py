@@ -29,12 +29,13 @@ from proxy.core.epoch import USUAL, Profile
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
 from proxy.core.layers import AS_SENT, Draft, Slot, Values
-from proxy.core.library import Library
+from proxy.core.library import Library, Recurring
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
+from proxy.core.lines import Line
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
-from proxy.core.template import Formed, Known
+from proxy.core.template import Form, Formed, Known, Standing
 from proxy.core.tools import Order, Toolset
 from proxy.core.turn import Shape, Span, shape
 from proxy.core.values import Current
@@ -44,6 +45,7 @@ __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
 Mode = Literal["layered", "observe"]
 Promotion = Literal["deferred", "eager"]
 _PLAIN = Current(AS_SENT, (), "", b"")
+NO_SHELF = Recurring()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Policy:
     reserve_tokens: int
     over_budget: OverBudget
     current_values: bool = True
+    anonymous_library: bool = True
     profile: Profile = USUAL
 
 
@@ -65,7 +68,7 @@ class Plan:
 
     `parts` are the request's turns; `places` are those of a named conversation's messages; `epoch` is the one the
     request belongs to, new where `began`. `order` are its tools as they stand; `formed` is what L1's lines are taken
-    for, None where they were not looked at, and `current` what came of it.
+    for, None where they were not looked at, and `current` what came of it; `recurring` is an anonymous request's L2.
     """
 
     parts: Shape
@@ -81,6 +84,18 @@ class Plan:
     order: Order = ()
     formed: Formed | None = None
     current: Current = _PLAIN
+    recurring: Recurring = NO_SHELF
+
+    @property
+    def standing(self) -> Standing:
+        """What the lineage's next request is to know."""
+        form = self.formed.form if self.formed else Form()
+        return Standing(form, self.current.digests, self.recurring.shelf, self.recurring.brought, self.recurring.calm)
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is anything in it to know."""
+        return self.formed is not None or bool(self.recurring.shelf or self.recurring.brought)
 
     @property
     def rejected(self) -> bool:
@@ -132,30 +147,35 @@ def make(
     )
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
-    formed, current = _formed(request, parts, policy, known)
+    sent = library.Sent(request.messages, parts, request.hints.context, known.key) if known and not named else None
+    found = lines.read(request.messages[: parts.leading], known.key) if known and policy.current_values else ()
+    stood = template.nearest(known, found, (*sent.kept, *sent.brought) if sent else ()) if known else None
+    formed, current = _formed(request, parts, found, stood, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
         current=current, begun=known.begun if known else (),
     )  # fmt: skip
+    shelf = NO_SHELF
     if not named or not parts.turns:
-        made = _plan(job, _fitted(job, _own(job)))
+        if sent and known and policy.anonymous_library:
+            shelf = library.recurring(sent, stood, known, frozen=_signed(job))
+        made = _plan(job, _fitted(job, _own(job, shelf.library)))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
     else:
         made = _deferred(job, recalled)
     draft = dataclasses.replace(made.draft, tools=tools.spliced(given, places))
-    return dataclasses.replace(made, draft=draft, order=order, formed=formed, current=current)
+    return dataclasses.replace(made, draft=draft, order=order, formed=formed, current=current, recurring=shelf)
 
 
-def _formed(request: Request, parts: Shape, policy: Policy, known: Known | None) -> tuple[Formed | None, Current]:
+def _formed(
+    request: Request, parts: Shape, found: tuple[Line, ...], stood: Standing | None, known: Known | None
+) -> tuple[Formed | None, Current]:
     """Tell L1's volatile lines from the others, where there is a user message that can take their values."""
     first = request.messages[parts.newest.start] if parts.turns else None
-    if known is None or not policy.current_values or first is None or first.role != "user" or first.form == "none":
+    if known is None or not found or first is None or first.role != "user" or first.form == "none":
         return None, _PLAIN
-    found = lines.read(request.messages[: parts.leading], known.key)
-    if not found:
-        return None, _PLAIN
-    formed = template.form(found, known)
+    formed = template.form(found, stood, known)
     return formed, values.current(request, parts.leading, formed, known.key)
 
 

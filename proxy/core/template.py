@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -87,16 +87,33 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What memory holds: forms of lineages this request may continue, and the tenant's templates.
+class Standing:
+    """How one request of a lineage stood: L1's form, and digests.
 
-    `key` is the tenant's own, for digests of lines. `begun` digests what each slot held when this turn began.
+    `values` are what its slots held, `shelf` the items in L2 of an anonymous lineage, `brought` those of its turn, and
+    `calm` in how many requests on end all of them came again.
+    """
+
+    form: Form = Form()
+    values: tuple[bytes, ...] = ()
+    shelf: tuple[bytes, ...] = ()
+    brought: tuple[bytes, ...] = ()
+    calm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What memory holds: how lineages stood that this request may continue, and what the tenant's others taught.
+
+    `key` is the tenant's own, for digests. `begun` digests what each slot held when this turn began; `recurring` are
+    the items that clients sent again, in the order they first did.
     """
 
     key: bytes
-    forms: tuple[Form, ...] = ()
+    standing: tuple[Standing, ...] = ()
     templates: tuple[Template, ...] = ()
     begun: tuple[bytes, ...] = ()
+    recurring: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +134,24 @@ class Formed:
         return self.roles.count(role)
 
 
-def form(lines: tuple[Line, ...], known: Known) -> Formed:
+def nearest(known: Known, lines: Sequence[Line], items: Iterable[bytes]) -> Standing | None:
+    """Return the lineage this request continues: of those that began with the same words, the one it lacks least of."""
+    held = {*(line.key for line in lines), *items}
+
+    def missing(stood: Standing) -> tuple[int, tuple[Key, ...], tuple[bytes, ...]]:
+        has = (*stood.form.lines, *stood.shelf, *stood.brought)
+        return sum(each not in held for each in has), stood.form.lines, (*stood.shelf, *stood.brought)
+
+    return min(known.standing, key=missing, default=None)
+
+
+def form(lines: tuple[Line, ...], stood: Standing | None, known: Known) -> Formed:
     """Say what part each line has. The same lines and knowledge give the same answer, in any process."""
-    keys = [line.key for line in lines]
-    # Where several lineages began with the same words, it is the one whose lines stand here.
-    nearest = max(known.forms, key=lambda form: (_common(form, keys), form.lines), default=None)
     followed = None
-    if nearest is not None:
-        template = next((each for each in known.templates if each.id == nearest.template), None)
-        followed = _follow(lines, nearest, template)
+    if stood is not None:
+        template = next((each for each in known.templates if each.id == stood.form.template), None)
+        followed = _follow(lines, stood.form, template)
     return followed or _begin(lines, known)
-
-
-def _common(form: Form, keys: Sequence[Key]) -> int:
-    return len({*form.lines} & {*keys}) - len(form.lines)
 
 
 # A lineage that goes on

@@ -1,23 +1,26 @@
-"""What is learned of system prompts, in this process and packed for others: digests only, bounded in bytes."""
+"""What is learned of prompts, in this process and packed for others: digests only, bounded in bytes."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from proxy.core.lineage import Place
-from proxy.core.template import Form, Seen, Template
-from proxy.memory.store import Learned, Standing
+from proxy.core.template import Form, Seen, Standing, Template
+from proxy.memory.store import Learned, Lesson
 
 MOST_STANDING = 4
 """Where more lineages than this began with the same words, nobody can say which one goes on."""
 MOST_TEMPLATES = 16
+MOST_RECURRING = 512
 _MOST_OWNERS = 1_000
 _ENTRY_BYTES = 300
 _LINE_BYTES = 60
+_DIGEST_BYTES = 50
 
 
 class Book:
@@ -26,30 +29,34 @@ class Book:
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._size = 0
-        self._standing: collections.OrderedDict[Place, dict[Form, Standing]] = collections.OrderedDict()
+        self._standing: collections.OrderedDict[Place, dict[Standing, Standing]] = collections.OrderedDict()
         self._forms: dict[Form, int] = {}
         self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
+        self._recurring: collections.OrderedDict[str, dict[bytes, float]] = collections.OrderedDict()
 
     def learned(self, partition: str, places: Sequence[Place]) -> Learned:
         """Return what this process knows."""
         held = {place: tuple(self._standing[place].values()) for place in places if place in self._standing}
         for place in held:
             self._standing.move_to_end(place)
-        return Learned(held, tuple(self._templates.get(partition, {}).values()))
+        recurring = self._recurring.get(partition, {})
+        order = sorted(recurring, key=lambda digest: (recurring[digest], digest))
+        return Learned(held, tuple(self._templates.get(partition, {}).values()), tuple(order))
 
     def put(self, place: Place, standing: Sequence[Standing]) -> None:
-        """Add how L1 stood at a place."""
+        """Add how a prompt stood at a place."""
         for each in standing:
             known = self._standing.setdefault(place, {})
-            if each.form not in known and len(known) <= MOST_STANDING:
-                self._count(each.form, 1)
-                known[each.form] = each
-            elif each.form in known:
-                known[each.form] = each
+            lineage = dataclasses.replace(each, values=())
+            if lineage not in known and len(known) <= MOST_STANDING:
+                self._count(each, 1)
+                known[lineage] = each
+            elif lineage in known:
+                known[lineage] = each
         while self._size > self._max_bytes:
             _, oldest = self._standing.popitem(last=False)
-            for form in oldest:
-                self._count(form, -1)
+            for each in oldest.values():
+                self._count(each, -1)
 
     def take(self, partition: str, template: Template) -> None:
         """Add a template in the place of what was known of it; what was learned of its lines stays learned."""
@@ -61,15 +68,33 @@ class Book:
         while len(self._templates) > _MOST_OWNERS:
             self._templates.popitem(last=False)
 
-    def _count(self, form: Form, one: int) -> None:
+    def note(self, partition: str, recurring: Mapping[bytes, float]) -> None:
+        """Add items that clients sent again, and when they first did."""
+        if not recurring:
+            return
+        known = self._recurring.setdefault(partition, {})
+        self._recurring.move_to_end(partition)
+        for digest, at in recurring.items():
+            if digest in known or len(known) < MOST_RECURRING:
+                known[digest] = min(at, known.get(digest, at))
+        while len(self._recurring) > _MOST_OWNERS:
+            self._recurring.popitem(last=False)
+
+    def _count(self, standing: Standing, one: int) -> None:
+        form = standing.form
         times = self._forms.get(form, 0) + one
-        self._size += one * _ENTRY_BYTES
+        self._size += one * (_ENTRY_BYTES + _DIGEST_BYTES * (len(standing.shelf) + len(standing.brought)))
         if times == (one > 0):
             self._size += one * len(form.lines) * _LINE_BYTES
         if times:
             self._forms[form] = times
         else:
             del self._forms[form]
+
+
+def since(lesson: Lesson) -> dict[bytes, float]:
+    """Return recurring items with when they first were, in the order they stood."""
+    return {digest: lesson.at + place / 1e6 for place, digest in enumerate(lesson.recurring)}
 
 
 def _joined(known: Template, newer: Template) -> Template:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
-from proxy.core.template import Template
+from proxy.core.template import Standing
 from proxy.core.tools import Order
-from proxy.memory.learned import Book
-from proxy.memory.store import Answer, Entry, Learned, Standing, Store, Tally, View, Writing
+from proxy.memory.learned import Book, since
+from proxy.memory.store import Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -165,15 +165,16 @@ class LocalStore(Store):
         return self.book.learned(partition, places)
 
     @override
-    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
-        self.note_learned(partition, place, standing, template)
+    def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
+        self.note_learned(partition, place, standing, lesson)
         return _nothing()
 
-    def note_learned(self, partition: str, place: Place, standing: Standing, template: Template | None) -> None:
+    def note_learned(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
         """As `learn`, with nobody else to tell."""
         self.book.put(place, (standing,))
-        if template is not None:
-            self.book.take(partition, template)
+        if lesson.template is not None:
+            self.book.take(partition, lesson.template)
+        self.book.note(partition, since(lesson))
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,11 +24,11 @@ from typing_extensions import override
 
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
-from proxy.core.template import Template
+from proxy.core.template import Standing
 from proxy.core.tools import Order
-from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, unpack_form, unpack_template
+from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, since, unpack_form, unpack_template
 from proxy.memory.local import MOST_SETS, LocalStore
-from proxy.memory.store import Answer, Entry, Learned, Standing, Store, Tally, Unavailable, View, Writing
+from proxy.memory.store import Answer, Entry, Learned, Lesson, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
@@ -65,7 +66,7 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 """
-"""KEYS: how L1 stood at a place. ARGV: a form's digest, its values, how many forms at most (one more), seconds."""
+"""KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
 
 T = TypeVar("T")
 
@@ -92,11 +93,32 @@ class _Epoch(msgspec.Struct, array_like=True):
     rewritten: bool
 
 
+class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
+    form: bytes
+    shelf: tuple[bytes, ...]
+    brought: tuple[bytes, ...]
+    calm: int
+
+
 class _View(msgspec.Struct):
     at: float
     turns: int
     layers: list[list[Any]]
     library: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What Redis holds of an owner's prompts: for each place its lineages and their values, forms, and the rest."""
+
+    stood: Sequence[Mapping[_Stood, bytes]]
+    forms: Mapping[bytes, bytes | None]
+    templates: Sequence[bytes]
+    recurring: Mapping[bytes, bytes]
+
+
+_stood = msgspec.msgpack.Decoder(_Stood)
+_digests = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class RedisStore(Store):
@@ -285,48 +307,62 @@ class RedisStore(Store):
         if found is None:
             return known
         try:
-            stood, forms, templates = found
-            held = {digest: unpack_form(packed) for digest, packed in forms.items() if packed is not None}
-            for place, members in zip(places, stood, strict=True):
-                book.put(place, [Standing(held[digest], values) for digest, values in members if digest in held])
-            for packed in templates:
-                book.take(partition, unpack_template(packed))
+            self._take_learned(partition, places, found)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError):
             self._on_error("recall")
         return book.learned(partition, places)
 
-    async def _fetch(
-        self, partition: str, places: Sequence[Place]
-    ) -> tuple[list[list[tuple[bytes, tuple[bytes, ...]]]], dict[bytes, bytes | None], list[bytes]]:
+    async def _fetch(self, partition: str, places: Sequence[Place]) -> _Fetched:
         pipe = self._redis.pipeline(transaction=False)
         for place in places:
-            pipe.hgetall(_standing_key(partition, place))
-        pipe.hvals(_templates_key(partition))
-        *found, templates = await pipe.execute()
-        stood = [[(digest, _unpack_values(values)) for digest, values in sorted(each.items())] for each in found]
-        digests = sorted({digest for each in stood for digest, _ in each})
+            pipe.hgetall(_lines_key(partition, "at", place))
+        pipe.hvals(_lines_key(partition, "templates"))
+        pipe.hgetall(_lines_key(partition, "recurring"))
+        *found, templates, recurring = await pipe.execute()
+        stood = [{_stood.decode(field): values for field, values in each.items()} for each in found]
+        digests = sorted({each.form for every in stood for each in every})
         pipe = self._redis.pipeline(transaction=False)
         for digest in digests:
-            pipe.get(_form_key(partition, digest))
-        return stood, dict(zip(digests, await pipe.execute(), strict=True)), templates
+            pipe.get(_lines_key(partition, "form", digest))
+        return _Fetched(stood, dict(zip(digests, await pipe.execute(), strict=True)), templates, recurring)
+
+    def _take_learned(self, partition: str, places: Sequence[Place], found: _Fetched) -> None:
+        """Add what Redis says to what is known here. Raises what reading raises."""
+        book = self._copy.book
+        forms = {digest: unpack_form(form) for digest, form in found.forms.items() if form is not None}
+        for place, lineages in zip(places, found.stood, strict=True):
+            known = [
+                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm)
+                for each, values in sorted(lineages.items(), key=lambda pair: pair[0])
+                if each.form in forms
+            ]
+            book.put(place, known)
+        for template in found.templates:
+            book.take(partition, unpack_template(template))
+        book.note(partition, {digest: float(at) for digest, at in found.recurring.items()})
 
     @override
-    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
-        self._copy.note_learned(partition, place, standing, template)
-        return self._learn(partition, place, standing, template)
+    def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
+        self._copy.note_learned(partition, place, standing, lesson)
+        return self._learn(partition, place, standing, lesson)
 
-    async def _learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> None:
+    async def _learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
         packed, digest = pack_form(standing.form)
+        template = lesson.template
 
         def write(pipe: Any) -> None:
-            stood = _standing_key(partition, place)
+            templates, recurring = _lines_key(partition, "templates"), _lines_key(partition, "recurring")
+            field = msgspec.msgpack.encode(_Stood(digest, standing.shelf, standing.brought, standing.calm))
             values = msgspec.msgpack.encode(standing.values)
-            pipe.eval(_STAND, 1, stood, digest, values, MOST_STANDING, self._ttl_seconds)
+            pipe.eval(_STAND, 1, _lines_key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
             if self._is_due((partition, digest), self._ttl_seconds / 4):
-                pipe.set(_form_key(partition, digest), packed, ex=self._ttl_seconds)
+                pipe.set(_lines_key(partition, "form", digest), packed, ex=self._ttl_seconds)
             if template is not None and self._is_due((partition, template.id, template.learned), LEARNED_SECONDS):
-                pipe.hset(_templates_key(partition), template.id.hex(), pack_template(template))
-                pipe.expire(_templates_key(partition), self._ttl_seconds)
+                pipe.hset(templates, template.id.hex(), pack_template(template))
+                pipe.expire(templates, self._ttl_seconds)
+            for item, since_when in since(lesson).items():
+                pipe.hsetnx(recurring, item, repr(since_when))
+                pipe.expire(recurring, self._ttl_seconds)
 
         await self._write("remember", write)
 
@@ -470,20 +506,8 @@ class RedisStore(Store):
             pipe.expire(_key(conversation, part), self._ttl_seconds)
 
 
-def _unpack_values(packed: bytes) -> tuple[bytes, ...]:
-    return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
-
-
-def _standing_key(partition: str, place: Place) -> str:
-    return f"{_ROOT}:lines:{{{partition}}}:at:{place.hex()}"
-
-
-def _form_key(partition: str, digest: bytes) -> str:
-    return f"{_ROOT}:lines:{{{partition}}}:form:{digest.hex()}"
-
-
-def _templates_key(partition: str) -> str:
-    return f"{_ROOT}:lines:{{{partition}}}:templates"
+def _lines_key(partition: str, what: str, of: bytes = b"") -> str:
+    return f"{_ROOT}:lines:{{{partition}}}:{what}" + (f":{of.hex()}" if of else "")
 
 
 def _unpack_order(packed: bytes | str) -> Order:

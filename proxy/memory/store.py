@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.lineage import Epoch, Place, Recalled
-from proxy.core.template import Form, Template
+from proxy.core.template import Standing, Template
 from proxy.core.tools import Order
 
 
@@ -41,19 +41,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How L1 stood in one request of a lineage, and digests of what its slots held."""
+class Learned:
+    """What is known of an owner's prompts: how they stood at each place asked for, the templates, recurring items."""
 
-    form: Form
-    values: tuple[bytes, ...] = ()
+    standing: Mapping[Place, tuple[Standing, ...]]
+    templates: tuple[Template, ...] = ()
+    recurring: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """What is known of an owner's system prompts: how L1 stood at each place asked for, and the templates."""
+class Lesson:
+    """What one request teaches of its owner's prompts."""
 
-    standing: Mapping[Place, tuple[Standing, ...]]
-    templates: tuple[Template, ...]
+    at: float
+    template: Template | None = None
+    recurring: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +126,11 @@ class Store(Protocol):
         ...
 
     async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
-        """Return what is known of an owner's system prompts. Digests only, whoever it is asked for."""
+        """Return what is known of an owner's prompts. Digests only, whoever it is asked for."""
         ...
 
-    def learn(self, partition: str, place: Place, standing: Standing, template: Template | None) -> Writing:
-        """Store how L1 stands at a place, and what was learned of its template; known here at once."""
+    def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
+        """Store how a prompt stands at a place, and what it taught; known here at once."""
         ...
 
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -579,10 +579,19 @@ def as_sent(sent: Sent) -> list[bytes]:
 
 
 def filled_in(read: Sequence[bytes], sent: Sent) -> int:
-    """The tokens among those read anew of what replay filled in and the client left out."""
+    """The tokens among those read anew of what replay filled in and the client left out.
+
+    Of a message that is the client's to spell, also what once came beside it: when the client spells it another way,
+    that is read again with it.
+    """
     own = {*items_of(sent.body["messages"]), *brought(sent)}
     texts = [text_of(orjson.loads(raw)) for raw in read]
-    extra = [found[0] for text in texts for found in BLOCK.finditer(text) if found[0] not in own]
+    extra = [
+        found[0]
+        for raw, text in zip(read, texts, strict=True)
+        for found in BLOCK.finditer(text)
+        if found[0] not in own or b'"image_url"' in raw or b'"cache_control"' in raw
+    ]
     return sum(count(one) + 2 for one in [*extra, *(found[0] for text in texts for found in REFERENCE.finditer(text))])
 
 

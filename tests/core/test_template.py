@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from proxy.core import lines, template
-from proxy.core.template import Form, Formed, Known, Template
+from proxy.core.template import Form, Formed, Known, Standing, Template
 from tests.core.conftest import ANALYST
 
 KEY = b"tenant"
@@ -22,8 +22,9 @@ class Tenant:
 
     def take(self, *system: str, form: Form | None = None) -> Formed:
         raw = orjson.dumps({"role": "system", "content": "\n".join(system)})
-        known = Known(KEY, (form,) if form else (), tuple(self.templates.values()))
-        made = template.form(lines.read([ANALYST.analyse(raw)], KEY), known)
+        known = Known(KEY, templates=tuple(self.templates.values()))
+        stood = Standing(form) if form else None
+        made = template.form(lines.read([ANALYST.analyse(raw)], KEY), stood, known)
         if made.template is not None:
             self.templates[made.template.id] = made.template
         return made
@@ -167,7 +168,7 @@ def test_the_lineage_is_the_one_whose_lines_stand_here() -> None:
     ada, bob = (tenant.take(f"The user is {name}.", *POLICY).form for name in ("Ada", "Bob"))
     raw = orjson.dumps({"role": "system", "content": "\n".join(["The user is Bob.", *POLICY])})
     found = lines.read([ANALYST.analyse(raw)], KEY)
-    assert template.form(found, Known(KEY, (ada, bob), tuple(tenant.templates.values()))).form == bob
+    assert template.nearest(Known(KEY, (Standing(ada), Standing(bob))), found, ()) == Standing(bob)
 
 
 def test_an_unrelated_prompt_is_a_template_of_its_own() -> None:

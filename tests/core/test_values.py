@@ -12,7 +12,7 @@ from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.turn import shape
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Standing
+from proxy.memory.store import Lesson
 from proxy.pipeline import known, log_entries
 from tests.core.conftest import ANALYST, SCALE, as_bytes, read_body
 
@@ -34,7 +34,7 @@ class Client:
 
     def say(self, system: object, *messages: dict[str, Any], answer: dict[str, Any] | None = None) -> Messages:
         self.now += 1
-        sent = [{"role": "system", "content": system}, *messages]
+        sent = [*([{"role": "system", "content": system}] if system is not None else []), *messages]
         request = read_body({"model": "gpt-4o", "messages": sent})
         parts = shape(request.messages)
         places = lineage.chain(request.messages, parts)
@@ -53,9 +53,9 @@ class Client:
             now=self.now,
             known=known(earlier, places[parts.newest.start], self.store.book.learned("t", earlier), key=b"tenant"),
         )  # fmt: skip
-        assert made.formed is not None
-        standing = Standing(made.formed.form, made.current.digests)
-        self.store.note_learned("t", places[-1], standing, made.formed.template)
+        assert made.formed is not None or system is None
+        lesson = Lesson(self.now, made.formed.template if made.formed else None, made.recurring.learned)
+        self.store.note_learned("t", places[-1], made.standing, lesson)
         if self.name is not None:
             entries = log_entries(request, made, at=self.now)
             self.store.put(self.name, tuple(entries.values()), made.epoch if made.began else None)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.e2e.kit import Rig, chat_body, rigged
+from tests.e2e.kit import Rig, chat_body, note, rigged
 
 POLICY = "\n".join(f"Rule {number} stands for every customer and every order." for number in
                    ("one", "two", "three", "four", "five", "six", "seven", "eight"))  # fmt: skip
@@ -96,3 +96,28 @@ async def test_an_agents_loop_where_a_last_system_message_is_taken_and_where_not
     assert (sent[-1]["role"] == "system") is takes
     assert ("10:03" in sent[-1]["content"]) is takes
     assert ("10:03" in sent[3]["content"]) is not takes
+
+
+async def test_an_anonymous_client_that_strips_and_attaches_again() -> None:
+    """From its second turn on what it attached stands in L2; what it leaves out is not there."""
+    attached = f"{note('a.md', 'The spec says many things. ')}\n\n{note('b.md', 'The api has endpoints. ')}"
+    async with rigged() as rig:
+        policy = {"role": "system", "content": POLICY}
+        await ask(rig, policy, user(f"{attached}\n\nq0"))
+        second = await ask(rig, policy, user("q0"), OK, user(f"{attached}\n\nq1"))
+        third = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user(f"{attached}\n\nq2"))
+        bare = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3"))
+    assert "<context_library>" in second[0]["content"]
+    assert third[:3] == second[:3]
+    assert third[-1]["content"].endswith("Find them in the Context Library above.\n\nq2")
+    assert bare == [policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3")]
+
+
+async def test_an_anonymous_library_switched_off() -> None:
+    """Every turn goes as it came."""
+    attached = note("a.md", "The spec says many things. ")
+    async with rigged(None, ANONYMOUS_LIBRARY="false") as rig:
+        policy = {"role": "system", "content": POLICY}
+        await ask(rig, policy, user(f"{attached}\n\nq0"))
+        asked = [policy, user("q0"), OK, user(f"{attached}\n\nq1")]
+        assert await ask(rig, *asked) == asked

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.template import Form, Seen, Template
+from proxy.core.template import Form, Seen, Standing, Template
 from proxy.memory.learned import (
+    MOST_RECURRING,
     MOST_STANDING,
     MOST_TEMPLATES,
     Book,
@@ -17,7 +18,7 @@ from proxy.memory.learned import (
     unpack_template,
 )
 from proxy.memory.redis import RedisStore
-from proxy.memory.store import Keys, Standing, Store
+from proxy.memory.store import Keys, Lesson, Store
 
 Connect = Callable[..., RedisStore]
 
@@ -51,30 +52,49 @@ def test_what_is_none_is_refused(packed: bytes) -> None:
 
 async def test_how_l1_stood_is_known_at_its_place(store: Store) -> None:
     """With what its slots held when it was last asked for; elsewhere nothing is known."""
-    await store.learn("t", b"place", Standing(FORM, (b"1",)), TEMPLATE)
-    await store.learn("t", b"place", Standing(FORM, (b"2",)), None)
+    await store.learn("t", b"place", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
+    await store.learn("t", b"place", Standing(FORM, (b"2",)), Lesson(1.0))
     learned = await store.learned("t", [b"place", b"elsewhere"])
     assert learned.standing == {b"place": (Standing(FORM, (b"2",)),)}
     assert learned.templates == (TEMPLATE,)
     assert (await store.learned("other", [b"elsewhere"])).templates == ()
 
 
+async def test_items_that_recur_stand_in_the_order_they_first_did(store: Store) -> None:
+    """Whatever comes later, and once each."""
+    await store.learn("t", b"a", Standing(), Lesson(2.0, None, (b"z", b"a")))
+    await store.learn("t", b"b", Standing(), Lesson(3.0, None, (b"b", b"z")))
+    await store.learn("other", b"b", Standing(), Lesson(1.0, None, (b"x",)))
+    assert (await store.learned("t", ())).recurring == (b"z", b"a", b"b")
+
+
+async def test_lineages_with_one_l1_and_other_items_are_told_apart(store: Store) -> None:
+    """Two conversations that begin with the same words about two documents are two."""
+    standing = [Standing(FORM, (), (item,), (b"both",), 3) for item in (b"one", b"two")]
+    for each in standing:
+        await store.learn("t", b"hi", each, Lesson(1.0))
+    assert (await store.learned("t", [b"hi"])).standing[b"hi"] == tuple(standing)
+
+
 async def test_few_lineages_that_begin_alike_are_told_apart(store: Store) -> None:
     """Of many it is only known that they are too many."""
     for number in range(20):
-        await store.learn("t", b"hi", Standing(form(number)), None)
+        await store.learn("t", b"hi", Standing(form(number)), Lesson(1.0))
     assert len((await store.learned("t", [b"hi"])).standing[b"hi"]) == MOST_STANDING + 1
 
 
 async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect: Connect) -> None:
     """What one forwarded, another follows; each knows what either learned of a template."""
     one, two = connect(redis_url), connect(redis_url)
-    await one.learn("t", b"a", Standing(FORM, (b"1",)), TEMPLATE)
+    await one.learn("t", b"a", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
     assert (await two.learned("t", [b"b", b"a"])).standing == {b"a": (Standing(FORM, (b"1",)),)}
     other = Template(id=b"template", count=4, lines=TEMPLATE.lines, words=frozenset({b"more"}))
-    await two.learn("t", b"c", Standing(form(1)), other)
+    await two.learn("t", b"c", Standing(form(1)), Lesson(1.0, other))
     (learned,) = (await one.learned("t", [b"c"])).templates
     assert (learned.count, learned.words) == (4, frozenset({b"word", b"more"}))
+    await two.learn("t", b"d", Standing(FORM, (), (b"s",), (b"b",), -2), Lesson(9.0, None, (b"b", b"a")))
+    seen = await one.learned("t", [b"d"])
+    assert (seen.standing[b"d"], seen.recurring) == ((Standing(FORM, (), (b"s",), (b"b",), -2),), (b"b", b"a"))
     await one.close()
     await two.close()
 
@@ -82,7 +102,7 @@ async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect
 async def test_what_is_garbage_in_redis_is_left_out(redis_url: str, raw: Any, connect: Connect, told: Any) -> None:
     """And said to be an error; the request goes on with what is known here."""
     one, two = connect(redis_url), connect(redis_url)
-    await one.learn("t", b"a", Standing(FORM), TEMPLATE)
+    await one.learn("t", b"a", Standing(FORM), Lesson(1.0, TEMPLATE))
     for key in raw.keys("*:templates"):
         raw.hset(key, "x", b"\xff")
     learned = await two.learned("t", [b"a"])
@@ -95,9 +115,10 @@ async def test_what_is_garbage_in_redis_is_left_out(redis_url: str, raw: Any, co
 async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str, raw: Any, connect: Connect) -> None:
     """Keys and values hold digests, and every key expires."""
     one = connect(redis_url)
-    await one.learn(Keys(b"s").partition("acme"), b"a" * 16, Standing(FORM, (b"1" * 8,)), TEMPLATE)
+    lesson = Lesson(1.0, TEMPLATE, (b"item",))
+    await one.learn(Keys(b"s").partition("acme"), b"a" * 16, Standing(FORM, (b"1" * 8,)), lesson)
     keys = raw.keys("*")
-    assert len(keys) == 3
+    assert len(keys) == 4
     assert all(0 < raw.ttl(key) <= 60 and b"acme" not in key for key in keys)
     await one.close()
 
@@ -113,6 +134,13 @@ def test_the_book_is_bounded() -> None:
     for number in range(1_000):
         book.put(b"x" + number.to_bytes(2, "big"), [Standing(form(number))])
     assert not book.learned("t", [b"\x03\xe7"]).standing
+
+
+def test_recurring_items_are_bounded() -> None:
+    """The first stay: their order is what conversations share."""
+    book = Book(max_bytes=20_000)
+    book.note("t", {number.to_bytes(2, "big"): float(number) for number in range(MOST_RECURRING + 5)})
+    assert book.learned("t", ()).recurring == tuple(number.to_bytes(2, "big") for number in range(MOST_RECURRING))
 
 
 def test_templates_are_bounded() -> None:
