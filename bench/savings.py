@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import orjson
-from proxy.core import items, lineage, plan, render
+from proxy.core import items, lineage, plan, render, window
 from proxy.core.epoch import Profile
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
@@ -89,12 +89,20 @@ class Strata:
         self._now = exchange.at
         request = read(exchange.body, self._analyst.analyse, count)
         name = exchange.name
+        recalled = self._store.copy(name) if name else NOTHING
         parts = shape(request.messages)
+        front = window.left_out(
+            request, parts, recalled.links, self._weigh, self._policy.profile,
+            idle_seconds=exchange.at - (recalled.seen_at or exchange.at),
+        )  # fmt: skip
+        if front:
+            request = read(window.completed(request, parts, front), self._analyst.analyse, count)
+            parts = shape(request.messages)
         places = [hash_place(name, place) for place in lineage.chain(request.messages, parts)]
         earlier = lineage.earlier(request.messages, parts, places)
         made = plan.make(
             request,
-            self._store.copy(name) if name else NOTHING,
+            recalled,
             model=describe(request.model),
             policy=self._policy,
             named=name is not None,
@@ -114,12 +122,16 @@ class Strata:
             self.broke[made.began] += 1
         if name is not None and made.places:
             entries = log_entries(request, made, at=exchange.at)
-            self._store.put(name, tuple(entries.values()), made.epoch if made.began else None)
+            links = window.links(request, parts, made.places)
+            self._store.put(name, tuple(entries.values()), made.epoch if made.began else None, links)
             newest = entries.get(made.draft.newest.start)
             if newest is not None:
                 answer = orjson.dumps({"choices": [{"index": 0, "message": exchange.reply}]})
                 self._store.answer(name, newest, of_answer(answer))
         return render.body(request, made.draft, ask_usage=False)
+
+    def _weigh(self, raw: bytes) -> int:
+        return self._scale.message(raw, hashlib.sha256(raw).digest())
 
 
 def hash_place(name: str | None, place: bytes) -> bytes:

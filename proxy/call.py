@@ -22,13 +22,17 @@ from proxy.upstream.client import Exchange
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """`started` and `forwarded` are seconds of the monotonic clock, `at` of the wall clock."""
+    """`started` and `forwarded` are seconds of the monotonic clock, `at` of the wall clock.
+
+    `sent` is the client's own request; `request` is the same, or a windowed client's with `kept_messages` in front.
+    """
 
     request_id: str
     at: float
     started: float
     tenant: Tenant
     model: Model = field(default_factory=lambda: describe(""))
+    sent: Request | None = None
     request: Request | None = None
     name: Name | None = None
     conversation: str | None = None
@@ -38,6 +42,7 @@ class Call:
     plan: Plan | None = None
     layers: Layers | None = None
     referenced_tokens: int = 0
+    kept_messages: int = 0
     steps: tuple[Step, ...] = ()
     predicted_tokens: int | None = None
     as_sent_tokens: int | None = None
@@ -96,6 +101,7 @@ class Call:
             dropped_turns=plan.dropped_turns if plan else 0,
             dropped_exchanges=plan.dropped_exchanges if plan else 0,
             actions=plan.actions if plan else (),
+            kept_messages=self.kept_messages,
             references=len(plan.draft.referenced) if plan else 0,
             referenced_tokens=self.referenced_tokens,
             library_items=len(plan.draft.library.items) if plan else 0,

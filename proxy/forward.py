@@ -112,6 +112,7 @@ class Forwarder:
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,
             ignored=call.ignored,
+            kept_messages=call.kept_messages,
         )
         heard = functools.partial(self._heard, call) if call.entry is not None else None
         passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)

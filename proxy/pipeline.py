@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, library, lineage, measure, plan, prefix
+from proxy.core import conversation, history, library, lineage, measure, plan, prefix, window
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.models import Encoding, describe
@@ -82,7 +83,7 @@ class Pipeline:
             raw = await client.body(self._settings.max_body_bytes)
             try:
                 request = await self._read(call, client, raw)
-                recalled, known = await self._recall(call, request)
+                request, recalled, known = await self._recall(call, request)
                 await self._plan(call, request, recalled, known)
                 self._remember(call, request)
                 self._remember_order(call)
@@ -117,7 +118,7 @@ class Pipeline:
         def work() -> Request:
             return read(raw, reader, count, self._analyst.tags)
 
-        request = call.request = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
+        request = call.request = call.sent = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
         call.unseen_bytes = reader.unseen_bytes
         call.model = describe(request.model)
         call.name = conversation.name(
@@ -130,15 +131,45 @@ class Pipeline:
 
     # recall
 
-    async def _recall(self, call: Call, request: Request) -> tuple[Recalled, Known | None]:
+    async def _recall(self, call: Call, request: Request) -> tuple[Request, Recalled, Known | None]:
+        """Ask memory; a windowed client's request comes back with what it has left out."""
         if call.name is None:
-            return NOTHING, await self._known(call, request)
+            return request, NOTHING, await self._known(call, request)
         keys = self._keys()
         call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
-        answer, known = await asyncio.gather(self._store.recall(call.conversation), self._known(call, request))
+        if call.tenant.policy.windowed:
+            answer = await self._store.recall(call.conversation)
+            request = await self._complete(call, request, answer.recalled)
+            known = await self._known(call, request)
+        else:
+            answer, known = await asyncio.gather(self._store.recall(call.conversation), self._known(call, request))
         call.degraded = answer.degraded
         call.recalled = answer.recalled
-        return answer.recalled, known
+        return request, answer.recalled, known
+
+    async def _complete(self, call: Call, request: Request, recalled: Recalled) -> Request:
+        """Put in front of a windowed client's messages what it has left out of its history."""
+        policy = call.tenant.policy
+        if not recalled.links or policy.mode == "observe":
+            return request
+        reader = self._analyst.reader()
+        parts, scale = shape(request.messages), await self._scale(call.model.encoding)
+        idle = call.at - (recalled.seen_at or call.at)
+
+        def weigh(raw: bytes) -> int:
+            return scale.message(raw, hashlib.sha256(raw).digest())
+
+        def work() -> Request:
+            front = window.left_out(request, parts, recalled.links, weigh, policy.profile, idle_seconds=idle)
+            if not front:
+                return request
+            call.kept_messages = len(front)
+            return read(window.completed(request, parts, front), reader, count, self._analyst.tags)
+
+        heavy = sum(len(link.raw) for link in recalled.links.values()) > LONG_BYTES
+        completed = call.request = await asyncio.to_thread(work) if heavy else work()
+        call.unseen_bytes += reader.unseen_bytes
+        return completed
 
     async def _known(self, call: Call, request: Request) -> Known | None:
         """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
@@ -207,8 +238,11 @@ class Pipeline:
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)
         fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
-        if fresh or plan.began:
-            self._background.start(self._store.remember(call.conversation, fresh, plan.epoch if plan.began else None))
+        links = window.links(request, plan.parts, plan.places) if call.tenant.policy.windowed else {}
+        links = {place: link for place, link in links.items() if place not in call.recalled.links}
+        if fresh or plan.began or links:
+            began = plan.epoch if plan.began else None
+            self._background.start(self._store.remember(call.conversation, fresh, began, links))
 
     def _remember_order(self, call: Call) -> None:
         """Store the order of a set of tools that was not seen before."""
@@ -280,7 +314,8 @@ class Pipeline:
         """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
         start, profile = self._start(call), call.tenant.policy.profile
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
-        own = prefix.as_sent(request, draft, scale, self._analyst.chunks) or call.steps
+        sent = call.sent if call.sent is not request else None
+        own = prefix.as_sent(request, draft, scale, self._analyst.chunks, sent=sent) or call.steps
         call.predicted_tokens = self._ledger.cached(start, call.steps, now=call.at, profile=profile)
         call.as_sent_tokens = self._sent.cached(start, own, now=call.at, profile=profile)
         self._sent.forward(start, own, now=call.at)

@@ -128,6 +128,10 @@ class Settings(BaseSettings):
         default=True,
         description="Put items that anonymous clients send again and again into L2, from their own requests.",
     )
+    windowed: bool = Field(
+        default=False,
+        description="Complete named conversations whose client sends only its last messages, from what it sent before.",
+    )
     system_last: bool | None = Field(
         None,
         description="The upstream takes a system message at the very end, there and not at the head; "

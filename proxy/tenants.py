@@ -48,6 +48,7 @@ class Tenants:
             over_budget=settings.over_budget,
             current_values=settings.current_values,
             anonymous_library=settings.anonymous_library,
+            windowed=settings.windowed,
         )
         self._shared = settings.upstream_key.get_secret_value() if settings.upstream_key else None
         self._by_key: dict[bytes, Tenant] = {}
@@ -69,6 +70,7 @@ class Tenants:
                     over_budget=settings.over_budget,
                     current_values=settings.current_values,
                     anonymous_library=settings.anonymous_library,
+                    windowed=settings.windowed,
                 ),
                 upstream_key=upstream[name],
                 hides_credentials=True,

@@ -57,12 +57,24 @@ class Epoch:
     rewritten: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A message as the client sent it, and the place of the one before; empty at a conversation's start."""
+
+    before: Place
+    raw: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
-    """What memory holds of a conversation: epochs by where they began, and messages by epoch and place."""
+    """What memory holds of a conversation: epochs by where they began, and messages by epoch and place.
+
+    `links` are the client's own messages by place, where it is a windowed one.
+    """
 
     epochs: Mapping[Place, Epoch] = field(default_factory=dict)
     log: Mapping[tuple[Place, Place], tuple[Frozen, ...]] = field(default_factory=dict)
+    links: Mapping[Place, Link] = field(default_factory=dict)
     seen_at: float | None = None
 
 
@@ -77,9 +89,14 @@ def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
     places, said = [], b""
     for index, message in enumerate(messages):
         if index >= shape.leading:
-            said = hashlib.blake2b(said + message.said, digest_size=16).digest()
+            said = after(said, message)
         places.append(said)
     return tuple(places)
+
+
+def after(place: Place, message: Message) -> Place:
+    """Return the place of a message behind this one; `b""` is where a conversation begins."""
+    return hashlib.blake2b(place + message.said, digest_size=16).digest()
 
 
 def earlier(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> tuple[Place, ...]:

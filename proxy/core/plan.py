@@ -59,6 +59,7 @@ class Policy:
     over_budget: OverBudget
     current_values: bool = True
     anonymous_library: bool = True
+    windowed: bool = False
     profile: Profile = USUAL
 
 

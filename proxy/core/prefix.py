@@ -59,8 +59,15 @@ def forwarded(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tup
     return tuple(steps)
 
 
-def as_sent(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tuple[Step, ...] | None:
-    """Return the steps of a prompt as the client sent it; None where that is how it is forwarded."""
+def as_sent(
+    request: Request, draft: Draft, scale: Scale, chunk: Chunk, *, sent: Request | None = None
+) -> tuple[Step, ...] | None:
+    """Return the steps of a prompt as the client sent it; None where that is how it is forwarded.
+
+    `sent` is the client's own request where the one that is forwarded holds more.
+    """
+    if sent is not None:
+        return (_tools(sent, b"", scale, chunk), *_own(sent, scale, chunk))
     if not (draft.forms or draft.changes or draft.dropped or draft.inserted or draft.tools or draft.values.last):
         return None
     return (_tools(request, b"", scale, chunk), *_own(request, scale, chunk))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Recalled
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Recalled
 from proxy.core.template import Standing
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since
-from proxy.memory.store import Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
+from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -27,6 +27,7 @@ class _Conversation:
     expires: float
     epochs: dict[Place, Epoch] = field(default_factory=dict)
     log: dict[tuple[Place, Place], dict[bytes, Frozen]] = field(default_factory=dict)
+    links: dict[Place, Link] = field(default_factory=dict)
     seen_at: float | None = None
     view: View | None = None
     size: int = _OVERHEAD
@@ -63,6 +64,7 @@ class LocalStore(Store):
         return Recalled(
             epochs=dict(found.epochs),
             log={where: tuple(attempts.values()) for where, attempts in found.log.items()},
+            links=dict(found.links),
             seen_at=found.seen_at,
         )
 
@@ -74,10 +76,12 @@ class LocalStore(Store):
                 where: {attempt: frozen for attempt, frozen in attempts.items() if frozen.started > gone_at}
                 for where, attempts in found.log.items()
             }
-        if not recalled.log and not recalled.epochs and self._find(conversation) is None:
+            found.links.clear()
+        if not (recalled.log or recalled.epochs or recalled.links) and self._find(conversation) is None:
             return NOTHING
         found = self._open(conversation)
         found.epochs |= recalled.epochs
+        found.links = {**recalled.links, **found.links}
         found.seen_at = max(filter(None, (found.seen_at, recalled.seen_at)), default=None)
         for where, attempts in recalled.log.items():
             known = found.log.setdefault(where, {})
@@ -91,15 +95,20 @@ class LocalStore(Store):
         return self.copy(conversation)
 
     @override
-    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
-        self.put(conversation, entries, epoch)
+    def remember(
+        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+    ) -> Writing:
+        self.put(conversation, entries, epoch, links)
         return _nothing()
 
-    def put(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> tuple[Entry, ...]:
+    def put(
+        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+    ) -> tuple[Entry, ...]:
         """As `remember`, with nobody else to tell; return what was taken: attempts at one place are bounded."""
         found = self._open(conversation)
         if epoch is not None:
             found.epochs.setdefault(epoch.place, epoch)
+        found.links = {**links, **found.links}
         for entry in entries:
             found.seen_at = entry.started
             attempts = found.log.setdefault((entry.epoch, entry.place), {})
@@ -241,6 +250,7 @@ class LocalStore(Store):
             + sum(contents.values())
             + 64 * replies
             + heads
+            + sum(_OVERHEAD + len(link.raw) for link in found.links.values())
             + shelves
             + view
         )

@@ -23,12 +23,12 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Place, Reason, Recalled
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Reason, Recalled
 from proxy.core.template import Standing
 from proxy.core.tools import Order
 from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, since, unpack_form, unpack_template
 from proxy.memory.local import MOST_SETS, LocalStore
-from proxy.memory.store import Answer, Entry, Learned, Lesson, Store, Tally, Unavailable, View, Writing
+from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
@@ -38,6 +38,7 @@ LEARNED_SECONDS = 1.0
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
 _MOST_WRITTEN = 10_000
+_SHA256_BYTES = 32
 _ROOT = "strata:3"
 _UNLINKED = ("log", "contents", "view", "stats")
 
@@ -197,11 +198,15 @@ class RedisStore(Store):
         return Answer(merged)
 
     @override
-    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
-        taken = self._copy.put(conversation, entries, epoch)
-        return self._remember(conversation, taken, (epoch,) if epoch else ())
+    def remember(
+        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+    ) -> Writing:
+        taken = self._copy.put(conversation, entries, epoch, links)
+        return self._remember(conversation, taken, (epoch,) if epoch else (), links)
 
-    async def _remember(self, conversation: str, entries: Sequence[Entry], epochs: Sequence[Epoch]) -> None:
+    async def _remember(
+        self, conversation: str, entries: Sequence[Entry], epochs: Sequence[Epoch], links: Mapping[Place, Link]
+    ) -> None:
         log, contents = _key(conversation, "log"), _key(conversation, "contents")
 
         def write(pipe: Any) -> None:
@@ -217,6 +222,10 @@ class RedisStore(Store):
                 pipe.hsetnx(log, f"e:{epoch.place.hex()}", _pack(epoch))
                 for raw in (*epoch.leading, *(item.content.encode() for item in epoch.library)):
                     pipe.hsetnx(contents, hashlib.sha256(raw).hexdigest(), raw)
+            for place, link in links.items():
+                digest = hashlib.sha256(link.raw)
+                pipe.hsetnx(log, f"l:{place.hex()}", link.before + digest.digest())
+                pipe.hsetnx(contents, digest.hexdigest(), link.raw)
             self._expire(pipe, conversation, "log", "contents")
 
         self._writing[conversation] += 1
@@ -241,7 +250,7 @@ class RedisStore(Store):
             for (epoch, place), attempts in missing.log.items()
             for frozen in attempts
         ]
-        await self._remember(conversation, entries, tuple(missing.epochs.values()))
+        await self._remember(conversation, entries, tuple(missing.epochs.values()), missing.links)
 
     @override
     def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
@@ -497,6 +506,7 @@ class RedisStore(Store):
         """Return the contents this process holds, so that Redis need not send them again."""
         copy = self._copy.copy(conversation)
         raws = [frozen.raw for attempts in copy.log.values() for frozen in attempts]
+        raws += [link.raw for link in copy.links.values()]
         for epoch in copy.epochs.values():
             raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
         return {hashlib.sha256(raw).digest(): raw for raw in raws}
@@ -554,7 +564,7 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Reca
     for digest, content in zip(digests, contents, strict=True):
         if hashlib.sha256(content).hexdigest().encode() == digest:
             held[bytes.fromhex(digest.decode())] = content
-    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "seen": []}
+    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "l": [], "seen": []}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         kind, *rest = name.decode().split(":")
         by_kind.setdefault(kind, []).append(([bytes.fromhex(part) for part in rest], value))
@@ -571,7 +581,12 @@ def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Reca
     read = [_unpack(place, value, held) for (place,), value in by_kind["e"]]
     epochs = {epoch.place: epoch for epoch in read if epoch is not None}
     seen = next((float(value) for _, value in by_kind["seen"]), None)
-    return Recalled(epochs=epochs, log=log, seen_at=seen) if epochs or log else NOTHING
+    links = {
+        place: Link(packed[:-_SHA256_BYTES], held[packed[-_SHA256_BYTES:]])
+        for (place,), packed in by_kind["l"]
+        if packed[-_SHA256_BYTES:] in held
+    }
+    return Recalled(epochs=epochs, log=log, links=links, seen_at=seen) if epochs or log or links else NOTHING
 
 
 def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch | None:
@@ -627,4 +642,5 @@ def _missing(merged: Recalled, stored: Recalled) -> Recalled | None:
         if (left := tuple(frozen for frozen in attempts if not _holds(stored.log.get(where, ()), frozen)))
     }
     epochs = {place: epoch for place, epoch in merged.epochs.items() if place not in stored.epochs}
-    return Recalled(epochs=epochs, log=log) if log or epochs else None
+    links = {place: link for place, link in merged.links.items() if place not in stored.links}
+    return Recalled(epochs=epochs, log=log, links=links) if log or epochs or links else None

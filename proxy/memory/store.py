@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proxy.core.lineage import Epoch, Place, Recalled
+from proxy.core.lineage import Epoch, Link, Place, Recalled
 from proxy.core.template import Standing, Template
 from proxy.core.tools import Order
 
@@ -92,6 +92,7 @@ class Tally:
 
 
 Writing = Coroutine[Any, Any, None]
+NO_LINKS: Mapping[Place, Link] = {}
 
 
 class Store(Protocol):
@@ -106,8 +107,12 @@ class Store(Protocol):
         """Return what was stored of a conversation."""
         ...
 
-    def remember(self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None) -> Writing:
-        """Store what is being forwarded, and the epoch that begins with it; the first writer of each wins.
+    def remember(
+        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+    ) -> Writing:
+        """Store what is being forwarded, the epoch that begins with it, and the client's own messages by place.
+
+        The first writer of each wins.
 
         This process knows it at once; what is returned tells the others.
         """

@@ -21,6 +21,7 @@ def headers(
     overhead_seconds: float,
     degraded: bool,
     ignored: bool,
+    kept_messages: int,
 ) -> list[tuple[bytes, bytes]]:
     """Return the receipt, `x-strata-layers: L1=812:9f86d081884c7d65 L4=… L5=…` among it (tokens:digest)."""
     told = [(b"x-strata-request-id", request_id)]
@@ -29,6 +30,8 @@ def headers(
     if layers is not None:
         shown = " ".join(f"{layer.name}={layer.tokens}:{layer.sha256}" for layer in layers.each if layer.tokens)
         told.append((b"x-strata-layers", shown))
+    if kept_messages:
+        told.append((b"x-strata-kept-messages", str(kept_messages)))
     if plan is not None:
         told += _planned(plan)
     warnings = _warnings(plan, cause=cause, ignored=ignored, degraded=degraded)

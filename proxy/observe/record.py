@@ -20,6 +20,7 @@ class Record:
 
     `predicted_tokens` are those the upstream's prompt cache should hold of what was forwarded, `as_sent_tokens` those
     it would have held of the client's own bytes, in its tokens where it reports any; the uplift is their difference.
+    `kept_messages` stand in front of what a windowed client sent.
     `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
     stream that reached the client, known also where usage never came.
     """
@@ -39,6 +40,7 @@ class Record:
     dropped_turns: int = 0
     dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
+    kept_messages: int = 0
     references: int = 0
     referenced_tokens: int = 0
     library_items: int = 0

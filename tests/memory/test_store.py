@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core.items import Item
-from proxy.core.lineage import Epoch, Frozen, Place, Recalled
+from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
 from proxy.memory.local import MOST_SETS
 from proxy.memory.store import Entry, Keys, Store, Tally, View
 
@@ -71,6 +71,17 @@ async def test_an_epoch_and_its_messages_come_together(store: Store, epoch: Begi
     recalled = (await store.recall("c")).recalled
     assert recalled.epochs == {b"p": epoch("p", "a")}
     assert by_start(recalled) == {(b"p", b"k"): [frozen(entries[0])], (b"p", b"l"): [frozen(entries[1], b"1")]}
+
+
+async def test_links_are_recalled(store: Store, entry: Make) -> None:
+    """A windowed client's own messages, by place; the first writer of each wins."""
+    links = {b"a": Link(b"", b'{"a" : 1}'), b"\xff:": Link(b"a", b"\xff\x00"), b"c": Link(b"\xff:", b'{"a" : 1}')}
+    await store.remember("c", [entry("k")], None, links)
+    await store.remember("c", [], None, {b"a": Link(b"x", b"other")})
+    for _ in range(2):
+        assert (await store.recall("c")).recalled.links == links
+    assert await store.forget("c") is True
+    assert (await store.recall("c")).recalled.links == {}
 
 
 async def test_recall_is_the_same_twice(store: Store, entry: Make, epoch: Begin) -> None:

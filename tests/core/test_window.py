@@ -1,0 +1,165 @@
+"""Windowed clients: a named conversation's last messages are completed from what stood in front of them, if sure."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core import lineage, window
+from proxy.core.epoch import Profile
+from proxy.core.lineage import Link
+from proxy.core.turn import shape
+from tests.core.conftest import as_bytes, read_body
+
+Messages = list[dict[str, Any]]
+SYSTEM = {"role": "system", "content": "You help."}
+
+
+def turns(*numbers: int, words: str = "question") -> Messages:
+    return [
+        message
+        for number in numbers
+        for message in (
+            {"role": "user", "content": f"{words} {number}"},
+            {"role": "assistant", "content": f"answer {number}"},
+        )
+    ]
+
+
+def asked(number: int, words: str = "question") -> dict[str, Any]:
+    return {"role": "user", "content": f"{words} {number}"}
+
+
+class Memory:
+    """What a conversation has stored; `take` completes a request and stores it, as the pipeline does."""
+
+    def __init__(self, read_price: float = 0.1, lifetime: float = 3_600.0) -> None:
+        self.links: dict[bytes, Link] = {}
+        self.profile = Profile(read=read_price, lifetime_seconds=lifetime)
+
+    def take(self, *messages: dict[str, Any], idle: float = 0.0) -> Messages:
+        request = read_body({"model": "m", "messages": [SYSTEM, *messages], "seed": 1})
+        parts = shape(request.messages)
+        front = window.left_out(request, parts, self.links, len, self.profile, idle_seconds=idle)
+        if front:
+            request = read_body(window.completed(request, parts, front))
+            parts = shape(request.messages)
+        links = window.links(request, parts, lineage.chain(request.messages, parts))
+        self.links = {**links, **self.links}
+        body = orjson.loads(request.body)
+        assert list(body) == ["model", "messages", "seed"]
+        assert body["messages"][0] == SYSTEM
+        found: Messages = body["messages"][1:]
+        return found
+
+
+def whole(upto: int) -> Memory:
+    """Remember a conversation whose client sent everything so far."""
+    memory = Memory()
+    for number in range(1, upto + 1):
+        memory.take(*turns(*range(1, number)), asked(number))
+    return memory
+
+
+def test_a_window_is_completed() -> None:
+    """However often it has moved: the prompt is the whole conversation."""
+    memory = Memory()
+    for number in range(1, 20):
+        seen = turns(*range(max(1, number - 4), number))
+        assert memory.take(*seen, asked(number)) == [*turns(*range(1, number)), asked(number)]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([*turns(5, 6), asked(7)], id="two turns, of which one was answered when they were stored"),
+        pytest.param([asked(7)], id="no history"),
+        pytest.param([*turns(9, 3, 4, 5, 6), asked(7)], id="another first message"),
+        pytest.param([{"role": "user", "content": "Summary: much."}, *turns(4, 5, 6), asked(7)], id="a summary"),
+        pytest.param([*turns(3, 5, 6), asked(7)], id="a gap"),
+        pytest.param([*turns(1, 2, 3, 4, 5, 6), asked(7)], id="all of it"),
+        pytest.param([*turns(1, 2), asked(3, "other")], id="an edit"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_what_is_not_sure_is_left_alone(messages: Messages) -> None:
+    """Nothing is put in front of it."""
+    assert whole(6).take(*messages) == messages
+
+
+@pytest.mark.parametrize(
+    ("messages", "front"),
+    [
+        pytest.param([*turns(4, 5, 6), asked(7)], turns(1, 2, 3), id="three turns"),
+        pytest.param([*turns(3, 4, 5, 6)[1:], asked(7)], [*turns(1, 2), asked(3)], id="it begins with an answer"),
+        pytest.param([*turns(3, 4, 5), asked(6)], turns(1, 2), id="the same again"),
+        pytest.param([*turns(3, 4, 5), asked(6, "other")], turns(1, 2), id="the newest question edited"),
+        pytest.param([*turns(3, 4), asked(5, "other")], turns(1, 2), id="an earlier question edited"),
+        pytest.param([{"role": "user", "content": " question \n4"}, *turns(4, 5, 6)[1:], asked(7)], turns(1, 2, 3),
+                     id="white space"),
+    ],
+)  # fmt: skip
+def test_what_is_sure_is_completed(messages: Messages, front: Messages) -> None:
+    """By the messages that stood in front of it, as the client sent them."""
+    assert whole(6).take(*messages) == [*front, *messages]
+
+
+def test_messages_are_put_back_as_they_were_spelled() -> None:
+    """Byte for byte, calls with their results."""
+    function = {"name": "look", "arguments": '{"a":  1}'}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    steps = [asked(1), called, {"role": "tool", "tool_call_id": "c", "content": "x"}, turns(1)[1]]
+    memory = Memory()
+    for number in range(2, 6):
+        sent = memory.take(*steps, *turns(*range(2, number)), asked(number))
+    assert sent[:4] == steps
+    assert memory.take(*turns(3, 4, 5), asked(6)) == [*steps, *turns(2, 3, 4, 5), asked(6)]
+
+
+def test_where_the_prompt_cache_has_gone_cold_it_begins_anew() -> None:
+    """And what was given up is not taken up again."""
+    memory = whole(6)
+    assert memory.take(*turns(4, 5, 6), asked(7), idle=4_000) == [*turns(4, 5, 6), asked(7)]
+    assert memory.take(*turns(4, 5, 6), asked(7)) == [*turns(4, 5, 6), asked(7)]
+    assert memory.take(*turns(5, 6, 7), asked(8)) == [*turns(4, 5, 6, 7), asked(8)]
+
+
+def test_where_reading_the_front_costs_more_than_the_window_it_begins_anew() -> None:
+    """A prefix that only grows is worth its price up to there."""
+    memory, longest, shrank = Memory(read_price=0.5), 0, 0
+    for number in range(1, 60):
+        sent = memory.take(*turns(*range(max(1, number - 4), number)), asked(number))
+        shrank += len(sent) < longest
+        longest = len(sent)
+        assert sent[-9:] == [*turns(*range(max(1, number - 4), number)), asked(number)]
+        assert len(sent) <= 3 * 9 + 2
+    assert 2 <= shrank <= 8
+
+
+def test_a_branch_that_was_given_up_never_comes_back() -> None:
+    """The front is that of the branch the window stands in."""
+    memory = whole(6)
+    memory.take(*turns(1, 2), asked(3, "other"))
+    branch = [*turns(1, 2), *turns(3, words="other")]
+    for number in range(4, 8):
+        memory.take(*branch, *turns(*range(4, number), words="other"), asked(number, "other"))
+    seen = [*turns(4, 5, 6, 7, words="other"), asked(8, "other")]
+    assert memory.take(*seen) == [*branch, *seen]
+
+
+def test_a_missing_link_leaves_the_window_alone() -> None:
+    """Memory that has lost a message has lost what stood in front of it."""
+    memory = whole(6)
+    del memory.links[next(place for place, link in memory.links.items() if b"question 2" in link.raw)]
+    messages = [*turns(4, 5, 6), asked(7)]
+    assert memory.take(*messages) == messages
+
+
+def test_an_empty_body_is_none() -> None:
+    """There is nothing a window could stand in."""
+    request = read_body(as_bytes({"messages": []}))
+    assert window.left_out(request, shape(()), {}, len, Profile(), idle_seconds=0.0) == ()
