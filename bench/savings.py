@@ -111,7 +111,14 @@ class Strata:
             now=exchange.at,
             given=self._analyst.tools(request.member("tools")),
             orders=self._store.known_orders("bench"),
-            known=known(earlier, places[parts.newest.start], self._store.book.learned("bench", earlier), key=b"bench"),
+            known=known(
+                earlier,
+                places[parts.newest.start],
+                places[-1],
+                self._store.book.learned("bench", (*earlier, places[-1])),
+                key=b"bench",
+                lines=self._analyst.lines(request.messages[: parts.leading], b"bench"),
+            ),
         )
         if made.teaches:
             lesson = Lesson(exchange.at, made.formed.template if made.formed else None, made.recurring.learned)

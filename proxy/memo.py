@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from typing_extensions import override
 
 from proxy import ranks
-from proxy.core import message, prefix, tokens, tools
+from proxy.core import lines, message, prefix, tokens, tools
 from proxy.core.items import Tags
+from proxy.core.lines import Line
 from proxy.core.measure import Scale
 from proxy.core.message import Message
 from proxy.core.models import Encoding
@@ -54,6 +56,7 @@ class Analyst:
         self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
         self._chunks: Memo[Chunks] = Memo(max_bytes=max_bytes)
         self._toolsets: Memo[Toolset] = Memo(max_bytes=max_bytes // 4)
+        self._lines: Memo[tuple[Line, ...]] = Memo(max_bytes=max_bytes // 4)
 
     def analyse(self, raw: bytes) -> Message:
         """Return what a raw message is. Raises Odd."""
@@ -79,6 +82,15 @@ class Analyst:
         if found is None:
             found = tools.read(array)
             self._toolsets.put(digest, found, 2 * len(array))
+        return found
+
+    def lines(self, leading: Sequence[Message], key: bytes) -> tuple[Line, ...]:
+        """Return the lines of leading system messages, known by this key."""
+        digest = hashlib.blake2b(b"".join(message.digest for message in leading), digest_size=16, key=key).digest()
+        found = self._lines.get(digest)
+        if found is None:
+            found = lines.read(leading, key)
+            self._lines.put(digest, found, 100 + 250 * len(found))
         return found
 
     def chunks(self, raw: bytes, digest: bytes) -> Chunks:

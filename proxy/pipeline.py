@@ -16,6 +16,7 @@ from proxy.call import Call
 from proxy.core import conversation, history, library, lineage, measure, plan, prefix, window
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
+from proxy.core.lines import Line
 from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger
@@ -173,17 +174,19 @@ class Pipeline:
 
     async def _known(self, call: Call, request: Request) -> Known | None:
         """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
-        policy, parts = call.tenant.policy, shape(request.messages)
-        lines = policy.current_values and parts.leading
-        items = policy.anonymous_library and call.name is None and library.any_items(request)
-        if policy.mode == "observe" or not (lines or items):
+        parts, key = shape(request.messages), self._keys().lines(self._partition(call))
+        takes = call.tenant.policy.mode != "observe"
+        values = takes and self._settings.current_values
+        lines = self._analyst.lines(request.messages[: parts.leading], key) if values and parts.leading else ()
+        items = takes and self._settings.anonymous_library and call.name is None and library.any_items(request)
+        if not lines and not items:
             return None
         places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
-        partition = self._partition(call)
-        learned = await self._store.learned(partition, earlier)
-        return known(earlier, begins, learned, key=self._keys().lines(partition))
+        here = self._place(call, places[-1])
+        learned = await self._store.learned(self._partition(call), earlier, here)
+        return known(earlier, begins, here, learned, key=key, lines=lines)
 
     def _place(self, call: Call, place: Place) -> Place:
         name = call.name
@@ -351,13 +354,17 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     }
 
 
-def known(earlier: Sequence[Place], begins: Place, learned: Learned, *, key: bytes) -> Known:
+def known(
+    earlier: Sequence[Place], begins: Place, here: Place, learned: Learned, *, key: bytes, lines: tuple[Line, ...]
+) -> Known:
     """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few."""
     stood = next((learned.standing[place] for place in earlier if place in learned.standing), ())
     begun = learned.standing.get(begins, ()) if begins in earlier else ()
     return Known(
         key=key,
+        lines=lines,
         standing=stood if len(stood) <= MOST_STANDING else (),
+        again=learned.standing.get(here, ()),
         templates=learned.templates,
         begun=begun[0].values if len(begun) == 1 else (),
         recurring=learned.recurring,

@@ -46,7 +46,6 @@ class Tenants:
             budget_tokens=settings.budget_tokens,
             reserve_tokens=settings.output_reserve_tokens,
             over_budget=settings.over_budget,
-            current_values=settings.current_values,
             anonymous_library=settings.anonymous_library,
             windowed=settings.windowed,
         )
@@ -68,7 +67,6 @@ class Tenants:
                     budget_tokens=tenant.budget_tokens or settings.budget_tokens,
                     reserve_tokens=settings.output_reserve_tokens,
                     over_budget=settings.over_budget,
-                    current_values=settings.current_values,
                     anonymous_library=settings.anonymous_library,
                     windowed=settings.windowed,
                 ),

@@ -97,7 +97,6 @@ def resume(
         slots,
         parts,
         library=Library(epoch.library),
-        stands=True,
         lasting=True,
         context=(*late, *request.hints.context),
         dropped=dropped,

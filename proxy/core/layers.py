@@ -157,7 +157,6 @@ def arrange(
     shape: Shape,
     *,
     library: Library = NO_LIBRARY,
-    stands: bool = False,
     lasting: bool = False,
     context: Sequence[Item] = (),
     dropped: tuple[Span, ...] = (),
@@ -166,7 +165,7 @@ def arrange(
 ) -> Draft:
     """Arrange a prompt: L2 behind L1, references for repeats, context and current values before the user's words.
 
-    With `stands` the library is part of fixed messages already; a message that is not fixed gets its half again.
+    A message that is fixed holds its half of the library already; one that is not gets it again.
     `lasting` is for what will be replayed: it refers to nothing that the client may yet take away.
     """
     standing = _Standing()
@@ -175,7 +174,7 @@ def arrange(
     )
     place = max((index for index in range(shape.leading) if slots[index].message.form != "none"), default=None)
     behind, head = _halves(library, place)
-    changes = _lead(slots[: shape.leading], standing, l1, behind=("" if stands else behind), place=place)
+    changes = _lead(slots[: shape.leading], standing, l1, behind=behind, place=place)
     for item in library.items:
         standing.place(item, in_library=True)
     taken = _takes(slots[shape.newest.start].message) if shape.turns else False

@@ -124,14 +124,14 @@ class Sent:
         self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
 
 
-def recurring(sent: Sent, stood: Standing | None, known: Known, *, frozen: bool) -> Recurring:
+def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool) -> Recurring:
     """Say what stands in L2 of an anonymous request.
 
     A lineage keeps its shelf while its items are anywhere in the request. It grows where the client, which has taken
     items out of its history, sends all of them again: by these and by what is new, if they weigh more than the history
     that is read again for it, over as many turns as that has gone on. A client that sends only some again must send
     all again more often before it is believed. A lineage that begins has on its shelf what clients of this tenant are
-    known to send again. Where `frozen`, nothing is added.
+    known to send again. The same request `again` stands as it stood. Where `frozen`, nothing is added.
     """
     held = {**sent.kept, **sent.brought}
     came = stood.brought if stood else ()
@@ -139,13 +139,15 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, frozen: bool)
         shelf, added, calm = [digest for digest in known.recurring if digest in sent.brought and not frozen], [], 0
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
+        if again:
+            return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.calm)
         before = (*stood.shelf, *came)
         calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
         calm = calm if before else 0
-        again = any(digest in came and digest not in sent.kept for digest in sent.brought)
+        stripped = any(digest in came and digest not in sent.kept for digest in sent.brought)
         added = [digest for digest in sent.brought if digest not in sent.kept and digest not in shelf]
         weighs = calm * sum(len(held[digest].content) for digest in added)
-        if frozen or not again or calm < 1 or weighs < sent.history_bytes:
+        if frozen or not stripped or calm < 1 or weighs < sent.history_bytes:
             added = []
     shelf += added
     return Recurring(

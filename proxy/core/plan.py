@@ -17,7 +17,6 @@ from proxy.core import (
     layers,
     library,
     lineage,
-    lines,
     measure,
     template,
     tokens,
@@ -26,16 +25,16 @@ from proxy.core import (
 )
 from proxy.core import epoch as epochs
 from proxy.core.epoch import USUAL, Profile
+from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
 from proxy.core.layers import AS_SENT, Draft, Slot, Values
 from proxy.core.library import Library, Recurring
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
-from proxy.core.lines import Line
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
-from proxy.core.template import Form, Formed, Known, Standing
+from proxy.core.template import Formed, Known, Standing
 from proxy.core.tools import Order, Toolset
 from proxy.core.turn import Shape, Span, shape
 from proxy.core.values import Current
@@ -57,7 +56,6 @@ class Policy:
     budget_tokens: int | None
     reserve_tokens: int
     over_budget: OverBudget
-    current_values: bool = True
     anonymous_library: bool = True
     windowed: bool = False
     profile: Profile = USUAL
@@ -90,7 +88,7 @@ class Plan:
     @property
     def standing(self) -> Standing:
         """What the lineage's next request is to know."""
-        form = self.formed.form if self.formed else Form()
+        form = self.formed.form if self.formed else NO_FORM
         return Standing(form, self.current.digests, self.recurring.shelf, self.recurring.brought, self.recurring.calm)
 
     @property
@@ -149,9 +147,9 @@ def make(
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
     sent = library.Sent(request.messages, parts, request.hints.context, known.key) if known and not named else None
-    found = lines.read(request.messages[: parts.leading], known.key) if known and policy.current_values else ()
-    stood = template.nearest(known, found, (*sent.kept, *sent.brought) if sent else ()) if known else None
-    formed, current = _formed(request, parts, found, stood, known)
+    again = template.repeated(known, sent.brought if sent else ()) if known else None
+    stood = again or (template.nearest(known, (*sent.kept, *sent.brought) if sent else ()) if known else None)
+    formed, current = _formed(request, parts, stood, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
         current=current, begun=known.begun if known else (),
@@ -159,7 +157,7 @@ def make(
     shelf = NO_SHELF
     if not named or not parts.turns:
         if sent and known and policy.anonymous_library:
-            shelf = library.recurring(sent, stood, known, frozen=_signed(job))
+            shelf = library.recurring(sent, stood, known, again=again is not None, frozen=_signed(job))
         made = _plan(job, _fitted(job, _own(job, shelf.library)))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
@@ -170,13 +168,13 @@ def make(
 
 
 def _formed(
-    request: Request, parts: Shape, found: tuple[Line, ...], stood: Standing | None, known: Known | None
+    request: Request, parts: Shape, stood: Standing | None, known: Known | None
 ) -> tuple[Formed | None, Current]:
     """Tell L1's volatile lines from the others, where there is a user message that can take their values."""
     first = request.messages[parts.newest.start] if parts.turns else None
-    if known is None or not found or first is None or first.role != "user" or first.form == "none":
+    if known is None or not known.lines or first is None or first.role != "user" or first.form == "none":
         return None, _PLAIN
-    formed = template.form(found, stood, known)
+    formed = template.form(stood, known)
     return formed, values.current(request, parts.leading, formed, known.key)
 
 

@@ -49,8 +49,12 @@ class Current:
         return tuple((slot, text) for slot, text in enumerate(self.slots) if standing.get(slot) != text)
 
     def frame(self, told: Iterable[tuple[int, str]]) -> str:
-        """Render values; a value cannot close their frame."""
-        parts = [f"[{slot + 1}]\n{text.replace(_CLOSE, _CLOSE_INSIDE) or _NOTHING}" for slot, text in told]
+        """Render values; a value cannot close their frame, nor speak for another."""
+        heads = f"[{self.key}:", f"[\\{self.key}:"
+        parts = [
+            f"{heads[0]}{slot + 1}]\n{text.replace(_CLOSE, _CLOSE_INSIDE).replace(*heads) or _NOTHING}"
+            for slot, text in told
+        ]
         return "\n".join([f'<{_FRAME} key="{self.key}">', *parts, f"{_CLOSE}>"]) if parts else ""
 
 
@@ -61,11 +65,11 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
         return Current(AS_SENT, (), name, key)
     slots: dict[int, list[str]] = {at: [] for at in formed.form.slots}
     behind: list[str] = []
-    runs: dict[int, tuple[int, Text, list[Replacement]]] = {}
+    runs: dict[tuple[int, int], tuple[Text, list[Replacement]]] = {}
     number = {at: place + 1 for place, at in enumerate(formed.form.slots)}
     for run in _runs(formed):
-        index, text, value = run.head.index, run.head.text, run.value
-        replacements = runs.setdefault(id(text), (index, text, []))[2]
+        value, text = run.value, run.head.text
+        replacements = runs.setdefault((run.head.index, id(text)), (text, []))[1]
         if run.role == "behind":
             behind.append(value)
             replacements.append(_cut(run))
@@ -74,17 +78,15 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
         slots[run.slot] += [value] if value else []
         replacements.append(Replacement(*_where(run), _spaced(marker, run)))
     replaced: dict[int, Replaced] = {}
-    for index, text, replacements in runs.values():
+    for (index, _), (text, replacements) in runs.items():
         replaced[index] = (*replaced.get(index, ()), (text, tuple(replacements)))
     last = "\n".join(behind)
     digest = hashlib.blake2b(last.encode("utf-8", "surrogatepass"), digest_size=16)
     for index in range(leading):
         raw = request.raw(index)
         digest.update(render.message(raw, Change(replaced=replaced[index])) if index in replaced else raw)
-    return Current(
-        L1(replaced=replaced, behind=last, digest=digest.digest()), tuple("\n".join(texts) for texts in slots.values()),
-        name, key,
-    )  # fmt: skip
+    l1 = L1(replaced=replaced, behind=last, digest=digest.digest())
+    return Current(l1, tuple("\n".join(texts) for texts in slots.values()), name, key)
 
 
 def _digest(text: str, key: bytes) -> bytes:
@@ -109,27 +111,28 @@ class _Run:
 
 
 def _runs(formed: Formed) -> Iterator[_Run]:
-    lines, roles = formed.lines, formed.roles
+    lines, roles, empty = formed.roles.lines, formed.roles.each, formed.roles.empty
     stable = at = 0
     while at < len(lines):
         end = at + 1
         while end < len(lines) and _goes_on(formed, at, end):
             end += 1
-        before = lines[at - 1] if at and lines[at - 1].text is lines[at].text else None
-        after = lines[end] if end < len(lines) and lines[end].text is lines[at].text else None
-        if at in formed.empty and roles[at] != "volatile" and not (at and roles[at - 1] == "volatile"):
+        before = lines[at - 1] if at and lines[at - 1].beside(lines[at]) else None
+        after = lines[end] if end < len(lines) and lines[end].beside(lines[at]) else None
+        if at in empty and roles[at] != "volatile" and not (at and roles[at - 1] == "volatile"):
             yield _Run("volatile", stable, (), lines[at], before, lines[at])
         if roles[at] != "kept":
             yield _Run(roles[at], stable, lines[at:end], lines[at], before, after)
         stable += 0 if roles[at] == "volatile" else end - at
         at = end
-    if at in formed.empty and lines and roles[-1] != "volatile":
+    if at in empty and lines and roles[-1] != "volatile":
         yield _Run("volatile", stable, (), lines[-1], lines[-1], None)
 
 
 def _goes_on(formed: Formed, at: int, end: int) -> bool:
-    same = formed.roles[end] == formed.roles[at] and formed.lines[end].text is formed.lines[at].text
-    return same and (formed.roles[at] == "volatile" or end not in formed.empty)
+    lines, roles = formed.roles.lines, formed.roles.each
+    same = roles[end] == roles[at] and lines[end].beside(lines[at])
+    return same and (roles[at] == "volatile" or end not in formed.roles.empty)
 
 
 def _where(run: _Run) -> tuple[int, int]:

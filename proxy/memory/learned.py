@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.core.form import Form, Lessons
 from proxy.core.lineage import Place
-from proxy.core.template import Form, Seen, Standing, Template
+from proxy.core.lines import KEY_BYTES
+from proxy.core.template import Seen, Standing, Template
 from proxy.memory.store import Learned, Lesson
 
 MOST_STANDING = 4
@@ -58,15 +60,17 @@ class Book:
             for each in oldest.values():
                 self._count(each, -1)
 
-    def take(self, partition: str, template: Template) -> None:
-        """Add a template in the place of what was known of it; what was learned of its lines stays learned."""
+    def take(self, partition: str, template: Template) -> Template:
+        """Put a template in the place of what was known of it; what was learned of its lines stays learned."""
         known = self._templates.setdefault(partition, {})
         self._templates.move_to_end(partition)
-        known[template.id] = _joined(known.pop(template.id), template) if template.id in known else template
+        joined = _joined(known.pop(template.id), template) if template.id in known else template
+        known[template.id] = joined
         while len(known) > MOST_TEMPLATES:
             del known[next(iter(known))]
         while len(self._templates) > _MOST_OWNERS:
             self._templates.popitem(last=False)
+        return joined
 
     def note(self, partition: str, recurring: Mapping[bytes, float]) -> None:
         """Add items that clients sent again, and when they first did."""
@@ -98,14 +102,7 @@ def since(lesson: Lesson) -> dict[bytes, float]:
 
 
 def _joined(known: Template, newer: Template) -> Template:
-    return Template(
-        id=newer.id,
-        count=newer.count,
-        lines=newer.lines,
-        gaps=known.gaps | newer.gaps,
-        words=known.words | newer.words,
-        edits={**known.edits, **newer.edits},
-    )
+    return dataclasses.replace(newer, lessons=known.lessons.also(newer.lessons))
 
 
 class _Form(msgspec.Struct, array_like=True):
@@ -127,7 +124,6 @@ class _Template(msgspec.Struct, array_like=True):
     edits: list[tuple[bytes, bytes, bytes]]
 
 
-_KEY_BYTES = 12
 _form = msgspec.msgpack.Decoder(_Form)
 _template = msgspec.msgpack.Decoder(_Template)
 
@@ -155,9 +151,9 @@ def pack_template(template: Template) -> bytes:
             b"".join(seen.key for seen in template.lines),
             [seen.lineages for seen in template.lines],
             [seen.size for seen in template.lines],
-            sorted(template.gaps),
-            sorted(template.words),
-            [(*gap, value) for gap, value in template.edits.items()],
+            sorted(template.lessons.gaps),
+            sorted(template.lessons.words),
+            [(*gap, value) for gap, value in template.lessons.edits.items()],
         )
     )
 
@@ -169,11 +165,13 @@ def unpack_template(packed: bytes) -> Template:
         id=read.id,
         count=read.count,
         lines=tuple(map(Seen, _keys(read.keys), read.lineages, read.sizes)),
-        gaps=frozenset(read.gaps),
-        words=frozenset(read.words),
-        edits={(before, after): value for before, after, value in read.edits},
+        lessons=Lessons(
+            frozenset(read.gaps),
+            frozenset(read.words),
+            {(before, after): value for before, after, value in read.edits},
+        ),
     )
 
 
 def _keys(joined: bytes) -> tuple[bytes, ...]:
-    return tuple(joined[at : at + _KEY_BYTES] for at in range(0, len(joined), _KEY_BYTES))
+    return tuple(joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Recalled
-from proxy.core.template import Standing
+from proxy.core.template import Standing, Template
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since
 from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
@@ -170,20 +170,19 @@ class LocalStore(Store):
         return same in found
 
     @override
-    async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
-        return self.book.learned(partition, places)
+    async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
+        return self.book.learned(partition, (*places, here))
 
     @override
     def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
         self.note_learned(partition, place, standing, lesson)
         return _nothing()
 
-    def note_learned(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
-        """As `learn`, with nobody else to tell."""
+    def note_learned(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Template | None:
+        """As `learn`, with nobody else to tell; return the template as it is now known."""
         self.book.put(place, (standing,))
-        if lesson.template is not None:
-            self.book.take(partition, lesson.template)
         self.book.note(partition, since(lesson))
+        return self.book.take(partition, lesson.template) if lesson.template is not None else None
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Reason, Recalled
-from proxy.core.template import Standing
+from proxy.core.template import Standing, Template
 from proxy.core.tools import Order
 from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, since, unpack_form, unpack_template
 from proxy.memory.local import MOST_SETS, LocalStore
@@ -307,19 +307,19 @@ class RedisStore(Store):
             self._copy.put_order(partition, order, wins=True)
 
     @override
-    async def learned(self, partition: str, places: Sequence[Place]) -> Learned:
-        book = self._copy.book
-        known = book.learned(partition, places)
+    async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
+        book, asked = self._copy.book, (*places, here)
+        known = book.learned(partition, asked)
         if self._open or (places[0] in known.standing if places else not self._is_due((partition,), LEARNED_SECONDS)):
             return known
-        found = await self._bounded("recall", self._fetch(partition, places), RECALL_SECONDS)
+        found = await self._bounded("recall", self._fetch(partition, asked), RECALL_SECONDS)
         if found is None:
             return known
         try:
-            self._take_learned(partition, places, found)
+            self._take_learned(partition, asked, found)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError):
             self._on_error("recall")
-        return book.learned(partition, places)
+        return book.learned(partition, asked)
 
     async def _fetch(self, partition: str, places: Sequence[Place]) -> _Fetched:
         pipe = self._redis.pipeline(transaction=False)
@@ -352,12 +352,13 @@ class RedisStore(Store):
 
     @override
     def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
-        self._copy.note_learned(partition, place, standing, lesson)
-        return self._learn(partition, place, standing, lesson)
+        template = self._copy.note_learned(partition, place, standing, lesson)
+        return self._learn(partition, place, standing, lesson, template)
 
-    async def _learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
+    async def _learn(
+        self, partition: str, place: Place, standing: Standing, lesson: Lesson, template: Template | None
+    ) -> None:
         packed, digest = pack_form(standing.form)
-        template = lesson.template
 
         def write(pipe: Any) -> None:
             templates, recurring = _lines_key(partition, "templates"), _lines_key(partition, "recurring")
@@ -366,7 +367,7 @@ class RedisStore(Store):
             pipe.eval(_STAND, 1, _lines_key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
             if self._is_due((partition, digest), self._ttl_seconds / 4):
                 pipe.set(_lines_key(partition, "form", digest), packed, ex=self._ttl_seconds)
-            if template is not None and self._is_due((partition, template.id, template.learned), LEARNED_SECONDS):
+            if template is not None and self._is_due((partition, *learned_so_far(template)), LEARNED_SECONDS):
                 pipe.hset(templates, template.id.hex(), pack_template(template))
                 pipe.expire(templates, self._ttl_seconds)
             for item, since_when in since(lesson).items():
@@ -518,6 +519,12 @@ class RedisStore(Store):
 
 def _lines_key(partition: str, what: str, of: bytes = b"") -> str:
     return f"{_ROOT}:lines:{{{partition}}}:{what}" + (f":{of.hex()}" if of else "")
+
+
+def learned_so_far(template: Template) -> tuple[object, ...]:
+    """Tell a template of which more is known from what it was."""
+    lessons = template.lessons
+    return template.id, len(lessons.gaps), len(lessons.words), len(lessons.edits)
 
 
 def _unpack_order(packed: bytes | str) -> Order:

@@ -279,3 +279,23 @@ def test_what_is_written_is_what_was_forwarded(talk: Open, read: Callable[[objec
     assert [orjson.loads(found[index].raw) for index in sorted(found)] == [sent[1], sent[4], sent[5]]
     said = [message.said for message in request.messages]
     assert [found[index].replies for index in sorted(found)] == [(said[2], said[4]), (), ()]
+
+
+def test_a_library_stands_behind_an_l1_that_changed_under_signed_reasoning(talk: Open) -> None:
+    """No epoch ends for it, and what the frozen turns refer to is still there."""
+    conversation = talk()
+    attached = f'<document id="7">{WORDS}</document>\n\n'
+    signed = {"role": "assistant", "content": "Fine.", "reasoning_details": [{"signature": "s"}]}
+    fine = {"role": "assistant", "content": "Fine."}
+
+    def ask(system: str, *said: dict[str, Any]) -> bytes:
+        sent: bytes = conversation.say({"model": "gpt-4o", "messages": [{"role": "system", "content": system}, *said]})
+        return sent
+
+    ask("One.", user(f"{attached}a"))
+    ask("One.", user("a"), fine, user(f"{attached}b"))
+    third = ask("Two.", user("a"), fine, user("b"), fine, user(f"{attached}c"))
+    assert "<context_library>" in messages(third)[0]["content"]
+    fourth = ask("Three.", user("a"), fine, user("b"), fine, user("c"), signed, user("d"))
+    assert messages(fourth)[0]["content"].startswith("Three.\n\n<context_library>")
+    assert str(messages(fourth)).count(WORDS) == 1

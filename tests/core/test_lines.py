@@ -1,5 +1,8 @@
 """L1 → lines: what one is, what is told of it, and which blocks they form."""
 
+import contextlib
+from collections.abc import Callable
+
 import orjson
 import pytest
 
@@ -53,26 +56,59 @@ def test_a_digest_says_nothing_without_the_key() -> None:
 )
 def test_lines_are_compared_without_numbers_and_dates(one: str, other: str, same: bool) -> None:
     """So it is known whether the words of a line stayed."""
-    words = [line.key[lines.WORDS] for line in read(f"{one}\n{other}")]
+    words = [lines.words(line.key) for line in read(f"{one}\n{other}")]
     assert (words[0] == words[1]) is same
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("<m>\na\n</m>", [Block(0, 2, whole=True)]),
-        ("<m>a</m>", [Block(0, 0, whole=True)]),
-        ("see <m>a</m>", [Block(0, 0, whole=False)]),
-        ("<m> a\nb </m>", [Block(0, 1, whole=True)]),
-        ("<a>\n<b>\n</b>\n</a>", [Block(1, 2, whole=True), Block(0, 3, whole=True)]),
-        ("<a>\n<b>\n</a>", [Block(0, 2, whole=True)]),
-        ('<m at="10:15">\na\n</m>', [Block(0, 2, whole=True)]),
+        ("<m>\na\n</m>", [Block(0, 2)]),
+        ("<m>a</m>", [Block(0, 0)]),
+        ("see <m>a</m>", [Block(0, 0)]),
+        ("<m> a\nb </m>", [Block(0, 1)]),
+        ("<a>\n<b>\n</b>\n</a>", [Block(1, 2), Block(0, 3)]),
+        ("<a>\n<b>\n</a>", [Block(0, 2)]),
+        ('<m at="10:15">\na\n</m>', [Block(0, 2)]),
         ("<br/>\na\n</br>", []),
         ("</m>\n<m>", []),
-        ("```json\n{}\n```", [Block(0, 2, whole=True)]),
+        ("```json\n{}\n```", [Block(0, 2)]),
         ("1 < 2\nand\n2 > 1", []),
     ],
 )
 def test_tags_and_fences_make_blocks(text: str, found: list[Block]) -> None:
     """Inner ones first; what is not closed is none."""
     assert list(lines.blocks(read(text))) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("<p>" * 20_000 + "</q>" * 20_000, id="tags that close nothing"),
+        pytest.param("".join(f"<t{number}>" for number in range(30_000)), id="tags that are never closed"),
+        pytest.param("<a " * 50_000, id="tags that never end"),
+        pytest.param("x\n" * 500_000, id="lines without end"),
+        pytest.param("x" * 1_000_000, id="one word"),
+        pytest.param("a. " * 300_000, id="sentences without end"),
+        pytest.param("1" * 1_000_000, id="one number"),
+    ],
+)
+def test_odd_prompts_take_bounded_time(
+    text: str, guard: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Nothing in a prompt's text makes looking at it slow."""
+    found = read(text)
+    with guard(5):
+        for _ in range(3):
+            lines.blocks(read(text))
+    assert len(found) <= lines.MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [("", True), ("<a>\nx\n</a>", True), ("<a>x</a>", True), ("<a>\n<b>y</b>\n</a>\n<c>\n</c>", True), ("x", False),
+     ("<a>\nx", False), ("</a>\n<a>", False), ("<a>\nx\n</a>\ny", False), ("see <a>x</a>", False)],
+)  # fmt: skip
+def test_whole_blocks_are_told_by_their_digests(text: str, whole: bool) -> None:
+    """So also those that have gone are known to have been."""
+    assert lines.whole(line.key for line in read(text)) is whole

@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from proxy.core import lines, template
-from proxy.core.template import Form, Formed, Known, Standing, Template
+from proxy.core.form import Form, align
+from proxy.core.template import Formed, Known, Standing, Template
 from tests.core.conftest import ANALYST
 
 KEY = b"tenant"
@@ -22,9 +23,9 @@ class Tenant:
 
     def take(self, *system: str, form: Form | None = None) -> Formed:
         raw = orjson.dumps({"role": "system", "content": "\n".join(system)})
-        known = Known(KEY, templates=tuple(self.templates.values()))
-        stood = Standing(form) if form else None
-        made = template.form(lines.read([ANALYST.analyse(raw)], KEY), stood, known)
+        found = lines.read([ANALYST.analyse(raw)], KEY)
+        known = Known(KEY, found, templates=tuple(self.templates.values()))
+        made = template.form(Standing(form) if form else None, known)
         if made.template is not None:
             self.templates[made.template.id] = made.template
         return made
@@ -40,8 +41,8 @@ class Tenant:
 
 def parts(made: Formed) -> str:
     """Return a letter a line: kept, behind, volatile; and a dash where an empty slot stands."""
-    shown = ["-" * (at in made.empty) + role[0] for at, role in enumerate(made.roles)]
-    return "".join(shown) + "-" * (len(made.lines) in made.empty)
+    shown = ["-" * (at in made.roles.empty) + role[0] for at, role in enumerate(made.roles.each)]
+    return "".join(shown) + "-" * (len(made.roles.lines) in made.roles.empty)
 
 
 def clock(minute: int) -> str:
@@ -66,7 +67,9 @@ ALL = "k" * len(POLICY)
                      "kvvk" + ALL, id="a block is one value"),
         pytest.param([["<memory>", "a", "</memory>", *POLICY], ["<memory>", "b", "</memory>", *POLICY],
                       ["<memory>", "</memory>", *POLICY]], "k-k" + ALL, id="a block that is empty now"),
-        pytest.param([["<memory>", "a", "</memory>", *POLICY], POLICY], ALL, id="a block that has gone"),
+        pytest.param([["<memory>", "a", "</memory>", *POLICY], POLICY], "-" + ALL, id="a block that has gone"),
+        pytest.param([["<memory>", "a", "</memory>", *POLICY], ["<memory>", "</memory>", *POLICY]], "k-k" + ALL,
+                     id="a block emptied"),
         pytest.param([POLICY, ["<memory>", "a", "</memory>", *POLICY]], "vvv" + ALL, id="a block that has come"),
         pytest.param([POLICY, [POLICY[0], "<memory>a</memory>", *POLICY[1:]]], "kv" + ALL[1:], id="a block on a line"),
         pytest.param([['<env at="1">', "a", "</env>", *POLICY], ['<env at="2">', "a", "</env>", *POLICY]],
@@ -168,7 +171,7 @@ def test_the_lineage_is_the_one_whose_lines_stand_here() -> None:
     ada, bob = (tenant.take(f"The user is {name}.", *POLICY).form for name in ("Ada", "Bob"))
     raw = orjson.dumps({"role": "system", "content": "\n".join(["The user is Bob.", *POLICY])})
     found = lines.read([ANALYST.analyse(raw)], KEY)
-    assert template.nearest(Known(KEY, (Standing(ada), Standing(bob))), found, ()) == Standing(bob)
+    assert template.nearest(Known(KEY, found, (Standing(ada), Standing(bob))), ()) == Standing(bob)
 
 
 def test_an_unrelated_prompt_is_a_template_of_its_own() -> None:
@@ -183,7 +186,7 @@ def test_lines_that_recur_without_end_are_compared_in_bounded_time() -> None:
     """A prompt of two thousand equal lines is left as it is."""
     tenant = Tenant()
     mine = tenant.take(*["x"] * 1_000, "a", *["y"] * 900)
-    assert set(tenant.take(*["y"] * 900, "b", *["x"] * 1_000, form=mine.form).roles) == {"kept"}
+    assert set(tenant.take(*["y"] * 900, "b", *["x"] * 1_000, form=mine.form).roles.each) == {"kept"}
 
 
 @pytest.mark.parametrize(
@@ -199,4 +202,4 @@ def test_lines_that_recur_without_end_are_compared_in_bounded_time() -> None:
 )
 def test_lines_are_found_in_order(want: str, have: str, match: list[int]) -> None:
     """Each of the request's lines at its place in the template, or nowhere."""
-    assert template.align([key.encode() for key in want], [key.encode() for key in have]) == match
+    assert align([key.encode() for key in want], [key.encode() for key in have]) == match

@@ -51,7 +51,11 @@ class Client:
             scale=SCALE,
             look=ANALYST.analyse,
             now=self.now,
-            known=known(earlier, places[parts.newest.start], self.store.book.learned("t", earlier), key=b"tenant"),
+            known=known(
+ earlier, places[parts.newest.start], places[-1],
+ self.store.book.learned("t", (*earlier, places[-1])), key=b"tenant",
+                lines=ANALYST.lines(request.messages[: parts.leading], b"tenant"),
+            ),
         )  # fmt: skip
         assert made.formed is not None or system is None
         lesson = Lesson(self.now, made.formed.template if made.formed else None, made.recurring.learned)
@@ -97,7 +101,7 @@ def key() -> str:
 
 
 def told(value: str, words: str) -> str:
-    return f"<current_values {key()}>\n[1]\n{value}\n</current_values>\n\n{words}"
+    return f"<current_values {key()}>\n[{key()[5:-1]}:1]\n{value}\n</current_values>\n\n{words}"
 
 
 def call(number: int) -> Messages:
@@ -312,6 +316,7 @@ def test_what_no_user_message_can_take_stays_in_l1() -> None:
         request, lineage.NOTHING, model=describe(""), policy=plan.Policy(
             mode="layered", budget_tokens=None, reserve_tokens=1, over_budget="forward"),
         named=False, scale=SCALE, look=ANALYST.analyse, now=0.0,
-        known=known((), b"", client.store.book.learned("t", ()), key=b"tenant"),
+        known=known((), b"", b"", client.store.book.learned("t", ()), key=b"tenant",
+                    lines=ANALYST.lines(request.messages[:1], b"tenant")),
     )  # fmt: skip
     assert render.body(request, made.draft, ask_usage=False) == request.body

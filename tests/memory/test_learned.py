@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.template import Form, Seen, Standing, Template
+from proxy.core.form import Form, Lessons
+from proxy.core.lines import KEY_BYTES
+from proxy.core.template import Seen, Standing, Template
 from proxy.memory.learned import (
     MOST_RECURRING,
     MOST_STANDING,
@@ -22,16 +24,16 @@ from proxy.memory.store import Keys, Lesson, Store
 
 Connect = Callable[..., RedisStore]
 
-ONE, TWO = (bytes([number]) * 12 for number in (1, 2))
+ONE, TWO = (bytes([number]) * KEY_BYTES for number in (1, 2))
 FORM = Form((ONE, TWO), frozenset({1}), (0, 2), frozenset({(ONE, b"")}), b"template")
 TEMPLATE = Template(
-    id=b"template", count=3, lines=(Seen(ONE, 0b111, 10), Seen(TWO, 0b101, 2)), gaps=frozenset({(b"", ONE)}),
-    words=frozenset({b"word"}), edits={(ONE, TWO): b"edit"},
+    id=b"template", count=3, lines=(Seen(ONE, 0b111, 10), Seen(TWO, 0b101, 2)),
+    lessons=Lessons(frozenset({(b"", ONE)}), frozenset({b"word"}), {(ONE, TWO): b"edit"}),
 )  # fmt: skip
 
 
 def form(number: int) -> Form:
-    return Form(lines=(number.to_bytes(12, "big"),))
+    return Form(lines=(number.to_bytes(KEY_BYTES, "big"),))
 
 
 def test_a_form_and_a_template_are_read_as_they_were_packed() -> None:
@@ -54,10 +56,10 @@ async def test_how_l1_stood_is_known_at_its_place(store: Store) -> None:
     """With what its slots held when it was last asked for; elsewhere nothing is known."""
     await store.learn("t", b"place", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
     await store.learn("t", b"place", Standing(FORM, (b"2",)), Lesson(1.0))
-    learned = await store.learned("t", [b"place", b"elsewhere"])
+    learned = await store.learned("t", [b"place", b"elsewhere"], b"here")
     assert learned.standing == {b"place": (Standing(FORM, (b"2",)),)}
     assert learned.templates == (TEMPLATE,)
-    assert (await store.learned("other", [b"elsewhere"])).templates == ()
+    assert (await store.learned("other", [b"elsewhere"], b"here")).templates == ()
 
 
 async def test_items_that_recur_stand_in_the_order_they_first_did(store: Store) -> None:
@@ -65,7 +67,7 @@ async def test_items_that_recur_stand_in_the_order_they_first_did(store: Store) 
     await store.learn("t", b"a", Standing(), Lesson(2.0, None, (b"z", b"a")))
     await store.learn("t", b"b", Standing(), Lesson(3.0, None, (b"b", b"z")))
     await store.learn("other", b"b", Standing(), Lesson(1.0, None, (b"x",)))
-    assert (await store.learned("t", ())).recurring == (b"z", b"a", b"b")
+    assert (await store.learned("t", (), b"here")).recurring == (b"z", b"a", b"b")
 
 
 async def test_lineages_with_one_l1_and_other_items_are_told_apart(store: Store) -> None:
@@ -73,27 +75,27 @@ async def test_lineages_with_one_l1_and_other_items_are_told_apart(store: Store)
     standing = [Standing(FORM, (), (item,), (b"both",), 3) for item in (b"one", b"two")]
     for each in standing:
         await store.learn("t", b"hi", each, Lesson(1.0))
-    assert (await store.learned("t", [b"hi"])).standing[b"hi"] == tuple(standing)
+    assert (await store.learned("t", [b"hi"], b"here")).standing[b"hi"] == tuple(standing)
 
 
 async def test_few_lineages_that_begin_alike_are_told_apart(store: Store) -> None:
     """Of many it is only known that they are too many."""
     for number in range(20):
         await store.learn("t", b"hi", Standing(form(number)), Lesson(1.0))
-    assert len((await store.learned("t", [b"hi"])).standing[b"hi"]) == MOST_STANDING + 1
+    assert len((await store.learned("t", [b"hi"], b"here")).standing[b"hi"]) == MOST_STANDING + 1
 
 
 async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect: Connect) -> None:
     """What one forwarded, another follows; each knows what either learned of a template."""
     one, two = connect(redis_url), connect(redis_url)
     await one.learn("t", b"a", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
-    assert (await two.learned("t", [b"b", b"a"])).standing == {b"a": (Standing(FORM, (b"1",)),)}
-    other = Template(id=b"template", count=4, lines=TEMPLATE.lines, words=frozenset({b"more"}))
+    assert (await two.learned("t", [b"b", b"a"], b"here")).standing == {b"a": (Standing(FORM, (b"1",)),)}
+    other = Template(id=b"template", count=4, lines=TEMPLATE.lines, lessons=Lessons(words=frozenset({b"more"})))
     await two.learn("t", b"c", Standing(form(1)), Lesson(1.0, other))
-    (learned,) = (await one.learned("t", [b"c"])).templates
-    assert (learned.count, learned.words) == (4, frozenset({b"word", b"more"}))
+    (learned,) = (await one.learned("t", [b"c"], b"here")).templates
+    assert (learned.count, learned.lessons.words) == (4, frozenset({b"word", b"more"}))
     await two.learn("t", b"d", Standing(FORM, (), (b"s",), (b"b",), -2), Lesson(9.0, None, (b"b", b"a")))
-    seen = await one.learned("t", [b"d"])
+    seen = await one.learned("t", [b"d"], b"here")
     assert (seen.standing[b"d"], seen.recurring) == ((Standing(FORM, (), (b"s",), (b"b",), -2),), (b"b", b"a"))
     await one.close()
     await two.close()
@@ -105,7 +107,7 @@ async def test_what_is_garbage_in_redis_is_left_out(redis_url: str, raw: Any, co
     await one.learn("t", b"a", Standing(FORM), Lesson(1.0, TEMPLATE))
     for key in raw.keys("*:templates"):
         raw.hset(key, "x", b"\xff")
-    learned = await two.learned("t", [b"a"])
+    learned = await two.learned("t", [b"a"], b"here")
     assert learned.templates in ((), (TEMPLATE,))
     assert told.errors == ["recall"]
     await one.close()

@@ -1,0 +1,304 @@
+"""The form of one lineage's L1: which lines stand in place, which behind the others, and where volatile ones stood.
+
+A lineage keeps its form until one of its own lines changes. Such a line was edited, and is taken in place, or is
+volatile: from then on its value stands among the current values, and L1 names them in its place.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+from proxy.core import lines as text_lines
+from proxy.core.lines import Block, Key, Line
+
+Role = Literal["kept", "behind", "volatile"]
+Gap = tuple[Key, Key]
+"""The stable lines on both sides; empty at the prompt's ends."""
+
+MOST_LEARNED = 256
+"""A prompt in which more places change is no template."""
+_LARGEST = 1 / 3
+"""What would move more than this share of a prompt is no value in it but another prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a lineage's L1 stands: its stable lines in the client's order, and which of them stand behind the others.
+
+    `slots` are the places, by number of stable lines in front, where volatile lines stand; `edited` are the gaps whose
+    lines changed once and were taken in place; `template` is what it was made from.
+    """
+
+    lines: tuple[Key, ...] = ()
+    behind: frozenset[int] = frozenset()
+    slots: tuple[int, ...] = ()
+    edited: frozenset[Gap] = frozenset()
+    template: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What is known of a prompt's volatile lines: by the lines beside them, by their words without numbers and dates.
+
+    `edits` is what came in a gap when it changed, so that a second value is known to be another.
+    """
+
+    gaps: frozenset[Gap] = frozenset()
+    words: frozenset[bytes] = frozenset()
+    edits: Mapping[Gap, bytes] = field(default_factory=dict)
+
+    def also(self, other: Lessons) -> Lessons:
+        """Add what else was learned, within bounds."""
+        gaps, words = self.gaps | other.gaps, self.words | other.words
+        if max(len(gaps), len(words)) > MOST_LEARNED:
+            gaps, words = self.gaps, self.words
+        return Lessons(gaps, words, dict([*self.edits.items(), *other.edits.items()][-MOST_LEARNED:]))
+
+
+NO_FORM = Form()
+NO_LESSONS = Lessons()
+
+
+@dataclass(slots=True)
+class Roles:
+    """The part of each line. `empty` are the lines in front of which a slot stands that holds nothing now."""
+
+    lines: tuple[Line, ...]
+    each: list[Role]
+    empty: set[int]
+
+    @classmethod
+    def all_kept(cls, lines: tuple[Line, ...]) -> Roles:
+        """Return what a prompt is of which nothing is known."""
+        return cls(lines, ["kept"] * len(lines), set())
+
+    def mark(self, places: Collection[int], role: Role) -> None:
+        """Give lines a part."""
+        for at in places:
+            self.each[at] = role
+
+    def weigh(self, role: Role, *, until: int | None = None) -> int:
+        """Return the characters of the lines with a part."""
+        each = zip(self.lines[:until], self.each[:until], strict=True)
+        return sum(line.end - line.start for line, part in each if part == role)
+
+    def form(self, template: bytes, edited: frozenset[Gap] = frozenset()) -> Form:
+        """Return the form they make."""
+        keys: list[Key] = []
+        behind, slots = set[int](), set[int]()
+        for at, (line, role) in enumerate(zip(self.lines, self.each, strict=True)):
+            if role == "volatile" or at in self.empty:
+                slots.add(len(keys))
+            if role != "volatile":
+                behind |= {len(keys)} if role == "behind" else set()
+                keys.append(line.key)
+        slots |= {len(keys)} if len(self.lines) in self.empty else set()
+        return Form(tuple(keys), frozenset(behind), tuple(sorted(slots)), edited, template)
+
+    def settle(self) -> None:
+        """Keep tags balanced and texts filled; where that would take away what is no value, all stays in place."""
+        if not self._balanced() or "kept" not in self.each:
+            self.each = ["kept"] * len(self.lines)
+            self.empty.clear()
+        texts = [(line.index, id(line.text)) for line in self.lines]
+        filled = {text for text, role in zip(texts, self.each, strict=True) if role != "behind"}
+        self.mark([at for at, text in enumerate(texts) if text not in filled], "kept")
+
+    def _balanced(self) -> bool:
+        """Move a block as a whole where one of its tags moves."""
+        moved = [line for line, role in zip(self.lines, self.each, strict=True) if role != "kept"]
+        if not any(map(text_lines.may_open, moved)):
+            return True
+        before = self.weigh("kept")
+        for block in text_lines.blocks(self.lines):
+            ends = {self.each[block.first], self.each[block.last]}
+            if block.first < block.last and ends != {"kept"}:
+                self.mark(range(block.first, block.last + 1), "volatile" if "volatile" in ends else "behind")
+        size = sum(line.end - line.start for line in self.lines)
+        return before - self.weigh("kept") <= _LARGEST * size
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A lineage that goes on: `broke` is the line where its L1 first differs, None where it keeps its form."""
+
+    roles: Roles
+    form: Form
+    lessons: Lessons = NO_LESSONS
+    broke: int | None = None
+
+
+def follow(lines: tuple[Line, ...], form: Form, known: Lessons) -> Followed | None:
+    """Keep the lineage's form, but where one of its own lines changed; None where it is another prompt."""
+    match = align(form.lines, [line.key for line in lines])
+    if sum(at >= 0 for at in match) * 2 < len(form.lines):
+        return None
+    roles = Roles(lines, ["behind" if at in form.behind else "kept" for at in match], set())
+    change = _Change(roles, form, known)
+    for gap in gaps(match, len(form.lines)):
+        slot = any(gap.low <= at <= gap.high for at in form.slots)
+        if gap.low < gap.high or (gap.new and not (slot and change.is_value(gap))):
+            change.take(gap, slot=slot)
+        elif slot:
+            roles.mark(gap.new, "volatile")
+            roles.empty |= set() if gap.new else {gap.first}
+    before = list(roles.each)
+    roles.settle()
+    if change.broke is None and roles.each == before:
+        return Followed(roles, form)
+    became = roles.form(form.template, form.edited | change.edited)
+    known_slots = {beside(form.lines, at, at) for at in form.slots}
+    slots = frozenset(beside(became.lines, at, at) for at in became.slots) - known_slots
+    lessons = Lessons(slots, frozenset(change.words), change.edits)
+    return Followed(roles, became, lessons, change.broke or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Between two lines that stand in both: stable lines `low:high` are gone, the request's `first:last` are new."""
+
+    low: int
+    high: int
+    first: int
+    last: int
+
+    @property
+    def new(self) -> range:
+        """The request's lines."""
+        return range(self.first, self.last)
+
+
+class _Change:
+    """Takes the changes of a lineage's own lines: an edit in place, or from now on volatile."""
+
+    def __init__(self, roles: Roles, form: Form, known: Lessons) -> None:
+        self._roles, self._was, self._known = roles, form, known
+        self._blocks: tuple[Block, ...] | None = None
+        self.broke: int | None = None
+        self.edited: frozenset[Gap] = frozenset()
+        self.edits: dict[Gap, bytes] = {}
+        self.words: set[bytes] = set()
+
+    def is_value(self, gap: Between) -> bool:
+        """Whether all that stands in a slot is its value: not where some is known by its words and some is not."""
+        recognised = [self._recognised(at) for at in gap.new]
+        return all(recognised) or not any(recognised) or beside(self._was.lines, gap.low, gap.high) in self._was.edited
+
+    def take(self, gap: Between, *, slot: bool) -> None:
+        """Say what the lines of one gap are."""
+        self.broke = gap.first if self.broke is None else self.broke
+        new = [self._roles.lines[at].key for at in gap.new]
+        gone = self._was.lines[gap.low : gap.high]
+        where = beside(self._was.lines, gap.low, gap.high)
+        behind = bool(gone) and all(at in self._was.behind for at in range(gap.low, gap.high))
+        self._roles.mark(gap.new, "behind" if behind else "kept")
+        if new and [text_lines.words(key) for key in new] == [text_lines.words(key) for key in gone]:
+            self.words |= {text_lines.words(key) for key in gone}
+            volatile: range | list[int] = gap.new
+        elif (block := self._block(gap, gone)) is not None:
+            volatile = block
+            self._roles.empty |= set() if block else {gap.first}
+        elif self._changed_before(where, new, slot=slot):
+            volatile = gap.new
+        else:
+            recognised = [at for at in gap.new if self._recognised(at)]
+            volatile = recognised or (gap.new if slot else [])
+            self.edited |= {where}
+            self.edits[where] = digest(new)
+        self._roles.mark(volatile, "volatile")
+
+    def _recognised(self, at: int) -> bool:
+        return text_lines.words(self._roles.lines[at].key) in self._known.words
+
+    def _changed_before(self, where: Gap, new: Sequence[Key], *, slot: bool) -> bool:
+        """Whether this is the second value here: in this lineage, or in another that was given another one."""
+        edit = self._known.edits.get(where)
+        taught = (not slot and where in self._known.gaps) or (edit is not None and edit != digest(new))
+        return where in self._was.edited or taught
+
+    def _block(self, gap: Between, gone: Sequence[Key]) -> range | None:
+        """Return the lines of the small block that changed, came or went: data, which is one value as a whole."""
+        lines = self._roles.lines
+        if text_lines.whole(lines[at].key for at in gap.new) and text_lines.whole(gone):
+            inside = gap.new
+        else:
+            if self._blocks is None:
+                self._blocks = text_lines.blocks(lines)
+            around = (block for block in self._blocks if block.first < gap.first and gap.last <= block.last)
+            block = next(around, None)
+            if block is None:
+                return None
+            inside = range(block.first + 1, block.last)
+        small = sum(lines[at].end - lines[at].start for at in inside) < _LARGEST * sum(
+            line.end - line.start for line in lines
+        )
+        return inside if small else None
+
+
+def align(want: Sequence[Key], have: Sequence[Key]) -> list[int]:
+    """Return for each of `have` where it stands in `want`, or -1; in order.
+
+    Lines that stand once in both are the anchors, the longest run of them in one order (patience); what is alike beside
+    an anchor goes with it. Takes n log n.
+    """
+    most = min(len(want), len(have))
+    head = next((at for at in range(most) if want[at] != have[at]), most)
+    tail = next((at for at in range(most - head) if want[-1 - at] != have[-1 - at]), most - head)
+    match = [*range(head), *([-1] * (len(have) - head - tail)), *range(len(want) - tail, len(want))]
+    for place, at in _anchors(want, have, head, tail):
+        match[at] = place
+    for steps, step in ((range(head, len(have) - tail), 1), (range(len(have) - tail - 1, head - 1, -1), -1)):
+        taken = {place for place in match if place >= 0}
+        for at in steps:
+            near = match[at - step] + step if 0 <= at - step < len(have) and match[at - step] >= 0 else -1
+            if match[at] < 0 and 0 <= near < len(want) and near not in taken and want[near] == have[at]:
+                match[at] = near
+    return match
+
+
+def _anchors(want: Sequence[Key], have: Sequence[Key], head: int, tail: int) -> list[tuple[int, int]]:
+    """Return the longest run of lines that stand once in both, by their places, ascending in each."""
+    left, right = want[head : len(want) - tail], have[head : len(have) - tail]
+    once = {key for key, times in Counter(left).items() if times == 1}
+    once &= {key for key, times in Counter(right).items() if times == 1}
+    where = {key: place for place, key in enumerate(left) if key in once}
+    pairs = [(where[key], at) for at, key in enumerate(right) if key in once]
+    ends: list[int] = []
+    piles: list[int] = []
+    before: list[int] = []
+    for number, (place, _) in enumerate(pairs):
+        pile = bisect.bisect_left(ends, place)
+        before.append(piles[pile - 1] if pile else -1)
+        ends[pile : pile + 1] = [place]
+        piles[pile : pile + 1] = [number]
+    run: list[tuple[int, int]] = []
+    number = piles[-1] if piles else -1
+    while number >= 0:
+        place, at = pairs[number]
+        run.append((place + head, at + head))
+        number = before[number]
+    return run[::-1]
+
+
+def gaps(match: Sequence[int], count: int) -> Iterator[Between]:
+    """Walk what lies between lines that stand in both; also where nothing does."""
+    low = first = 0
+    for at, place in enumerate([*match, count]):
+        if place >= 0:
+            yield Between(low, place, first, at)
+            low, first = place + 1, at + 1
+
+
+def beside(keys: Sequence[Key], low: int, high: int) -> Gap:
+    """Return the lines on both sides of a gap."""
+    return (keys[low - 1] if low else b"", keys[high] if high < len(keys) else b"")
+
+
+def digest(keys: Sequence[Key]) -> bytes:
+    """Digest lines as one."""
+    return blake2b(b"".join(keys), digest_size=8).digest()
