@@ -135,12 +135,15 @@ class Followed:
 
 def follow(lines: tuple[Line, ...], form: Form, known: Lessons) -> Followed | None:
     """Keep the lineage's form, but where one of its own lines changed; None where it is another prompt."""
-    match = align(form.lines, [line.key for line in lines])
+    keys = tuple(line.key for line in lines)
+    if keys == form.lines and not form.slots and not form.behind:
+        return Followed(Roles.all_kept(lines), form)
+    match = align(form.lines, keys)
     if sum(at >= 0 for at in match) * 2 < len(form.lines):
         return None
     roles = Roles(lines, ["behind" if at in form.behind else "kept" for at in match], set())
     change = _Change(roles, form, known)
-    for gap in gaps(match, len(form.lines)):
+    for gap in gaps(match, len(form.lines), {*form.slots}):
         slot = any(gap.low <= at <= gap.high for at in form.slots)
         if gap.low < gap.high or (gap.new and not (slot and change.is_value(gap))):
             change.take(gap, slot=slot)
@@ -285,12 +288,13 @@ def _anchors(want: Sequence[Key], have: Sequence[Key], head: int, tail: int) -> 
     return run[::-1]
 
 
-def gaps(match: Sequence[int], count: int) -> Iterator[Between]:
-    """Walk what lies between lines that stand in both; also where nothing does."""
+def gaps(match: Sequence[int], count: int, also: Collection[int] = ()) -> Iterator[Between]:
+    """Walk what lies between lines that stand in both; where nothing does only at some places, by lines in front."""
     low = first = 0
     for at, place in enumerate([*match, count]):
         if place >= 0:
-            yield Between(low, place, first, at)
+            if low != place or first != at or low in also:
+                yield Between(low, place, first, at)
             low, first = place + 1, at + 1
 
 

@@ -126,8 +126,10 @@ class Formed:
 
 def repeated(known: Known, brought: Iterable[bytes]) -> Standing | None:
     """Return how this very request stood when it was sent before: with these lines, and these items in its turn."""
-    items = {*brought}
+    items, keys = {*brought}, tuple(line.key for line in known.lines)
     for stood in sorted(known.again, key=lambda stood: stood.order):
+        if not stood.form.slots and stood.form.lines != keys:
+            continue
         followed = forms.follow(known.lines, stood.form, forms.NO_LESSONS)
         if followed is not None and followed.broke is None and items == {*stood.brought}:
             return stood
@@ -218,8 +220,9 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
     rank = {place: at for at, place in enumerate(stable)}
     keys = [template.lines[place].key for place in stable]
     roles, lessons = Roles.all_kept(lines), template.lessons
-    for gap in forms.gaps([rank.get(place, -1) for place in match], len(stable)):
-        if lessons.gaps and any(forms.beside(keys, at, at) in lessons.gaps for at in range(gap.low, gap.high + 1)):
+    slots = {at for at in range(len(keys) + 1) if forms.beside(keys, at, at) in lessons.gaps} if lessons.gaps else set()
+    for gap in forms.gaps([rank.get(place, -1) for place in match], len(stable), slots):
+        if any(at in slots for at in range(gap.low, gap.high + 1)):
             recognised = [at for at in gap.new if text_lines.words(lines[at].key) in lessons.words]
             roles.mark(recognised or gap.new, "volatile")
             roles.empty |= {gap.first} if not gap.new and gap.low == gap.high else set()
