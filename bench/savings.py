@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 import orjson
-from proxy.core import items, lineage, plan, render, window
+from proxy.core import items, lineage, plan, prefix, render, window
 from proxy.core.epoch import Profile
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
+from proxy.core.prefix import Ledger, Step
 from proxy.core.reply import of_answer
 from proxy.core.request import read
 from proxy.core.turn import shape
@@ -38,16 +39,21 @@ from rich.progress import track
 from rich.table import Table
 
 from engine import Engine
+from peer import Peer, Recorder
 from traffic import MODEL, Exchange, Workload, pieces, workloads
 
 MEMORY_BYTES = 512_000_000
 
 
 class Strategy(Protocol):
-    """Turns a client's request into what is forwarded. `broke` counts the epochs it ended, by reason."""
+    """Turns a client's request into what is forwarded. `broke` counts the epochs it ended, by reason.
+
+    `steps` are those of the last prompt forwarded, where it predicts.
+    """
 
     name: str
     broke: Mapping[str, int]
+    steps: tuple[Step, ...]
 
     def forward(self, exchange: Exchange) -> bytes:
         """Return the body the provider gets."""
@@ -59,6 +65,7 @@ class Straight:
 
     name = "straight"
     broke: Mapping[str, int] = {}
+    steps: tuple[Step, ...] = ()
 
     def forward(self, exchange: Exchange) -> bytes:
         """Change nothing."""
@@ -71,6 +78,7 @@ class Strata:
     def __init__(self, promotion: plan.Promotion, rules: Rules, budget_tokens: int | None) -> None:
         self.name = promotion
         self.broke: Counter[str] = Counter()
+        self.steps: tuple[Step, ...] = ()
         self._now = 0.0
         self._policy = plan.Policy(
             mode="layered",
@@ -135,6 +143,7 @@ class Strata:
             if newest is not None:
                 answer = orjson.dumps({"choices": [{"index": 0, "message": exchange.reply}]})
                 self._store.answer(name, newest, of_answer(answer))
+        self.steps = prefix.forwarded(request, made.draft, self._scale, self._analyst.chunks)
         return render.body(request, made.draft, ask_usage=False)
 
     def _weigh(self, raw: bytes) -> int:
@@ -160,6 +169,7 @@ class Line:
     usd: float = 0.0
     broke: Mapping[str, int] = field(default_factory=dict[str, int])
     first_event_ms: Sequence[float] = ()
+    predicted_tokens: int | None = None
 
     @property
     def uncached_tokens(self) -> int:
@@ -188,8 +198,14 @@ def measure_engine(workload: Workload, url: str, strategy: Strategy) -> Line:
     engine = Engine(url, secrets.token_hex(4))
     line = Line(workload=workload.title, provider="engine", strategy=strategy.name, breaks=workload.breaks)
     waits: list[float] = []
+    ledger, profile = Ledger(), Profile(minimum_tokens=1, block_tokens=1, lifetime_seconds=86_400.0)
     for exchange in workload.exchanges:
         prompt, cached, wait = engine.read(strategy.forward(exchange))
+        if own := sum(step.tokens for step in strategy.steps):
+            # Vocabularies differ: a prediction counts in the engine's tokens.
+            held = ledger.cached(0, strategy.steps, now=exchange.at, profile=profile)
+            line.predicted_tokens = (line.predicted_tokens or 0) + round(held * prompt / own)
+            ledger.forward(0, strategy.steps, now=exchange.at)
         line.prompt_tokens += prompt
         line.cached_tokens += cached
         waits.append(wait)
@@ -230,6 +246,8 @@ def table(lines: Sequence[Line]) -> Table:
         shown.add_column(column)
     for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost"):
         shown.add_column(column, justify="right")
+    if predicts := any(line.predicted_tokens for line in lines):
+        shown.add_column("predicted", justify="right")
     shown.add_column("epochs ended")
     if timed := any(line.first_event_ms for line in lines):
         shown.add_column("ms to first event: median / mean", justify="right")
@@ -245,11 +263,16 @@ def table(lines: Sequence[Line]) -> Table:
             line.provider if head != last else "",
             line.strategy,
             f"{line.prompt_tokens:,}",
-            f"{line.cached_tokens / line.prompt_tokens:.0%}",
+            f"{line.cached_tokens / line.prompt_tokens:{'.1%' if predicts else '.0%'}}",
             f"{line.uncached_tokens:,}",
             "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
             f"{line.uncached_tokens / line.floor_tokens:.2f}" if line.floor_tokens else "",
             f"${line.usd:.3f}" if line.usd else "",
+            *(
+                [f"{line.predicted_tokens / line.prompt_tokens:.1%}" if line.predicted_tokens else ""]
+                if predicts
+                else []
+            ),
             ", ".join(f"{reason} {times}" for reason, times in sorted(line.broke.items())),
             *([_waits(line)] if timed else []),
         )
@@ -294,6 +317,13 @@ def picture(lines: Sequence[Line]) -> str:
     )
 
 
+def _named(given: str) -> tuple[str, str]:
+    name, equals, url = given.partition("=")
+    if not equals or not url.startswith(("http://", "https://")):
+        sys.exit(f"--proxy is {given!r}: expected NAME=URL, as in litellm=http://127.0.0.1:4000")
+    return name, url.rstrip("/").removesuffix("/v1")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -301,11 +331,18 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="conversations for the agents' workloads, one JSON object a line")
     parser.add_argument("--only", default="", help="workloads whose title holds this")
     parser.add_argument("--engine", metavar="URL", help="measure against this server instead, one request at a time")
+    parser.add_argument(
+        "--proxy", metavar="NAME=URL", action="append", default=[],
+        help="another proxy as a strategy; its upstream must be http://127.0.0.1:PORT/v1 (see --listen)",
+    )  # fmt: skip
+    parser.add_argument("--listen", metavar="PORT", type=int, default=9109, help="where the proxies' upstream listens")
     parser.add_argument("--out", type=Path, default=Path("bench/out"), help="folder for savings.json and savings.svg")
     args = parser.parse_args()
     chosen = [load for load in workloads(args.seed, args.traces) if args.only in load.title]
     if not chosen:
         sys.exit(f"no workload's title holds {args.only!r}")
+    peers = dict(_named(given) for given in args.proxy)
+    recorder = Recorder(args.listen) if peers else None
     lines: list[Line] = []
     console = Console()
     for load in track(chosen, description="workloads", console=console):
@@ -314,6 +351,7 @@ def main() -> None:
                 Straight(),
                 Strata("eager", rules, load.budget_tokens),
                 Strata("deferred", rules, load.budget_tokens),
+                *(Peer(name, url, recorder) for name, url in peers.items() if recorder is not None),
             ]
             if args.engine:
                 lines += [measure_engine(load, args.engine, strategy) for strategy in strategies]
