@@ -244,7 +244,7 @@ def table(lines: Sequence[Line]) -> Table:
     shown = Table(title="Uncached input tokens, by workload, provider and strategy", title_justify="left")
     for column in ("workload", "provider", "strategy"):
         shown.add_column(column)
-    for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost"):
+    for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost", "extra"):
         shown.add_column(column, justify="right")
     if predicts := any(line.predicted_tokens for line in lines):
         shown.add_column("predicted", justify="right")
@@ -268,6 +268,7 @@ def table(lines: Sequence[Line]) -> Table:
             "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
             f"{line.uncached_tokens / line.floor_tokens:.2f}" if line.floor_tokens else "",
             f"${line.usd:.3f}" if line.usd else "",
+            _extra(line, base),
             *(
                 [f"{line.predicted_tokens / line.prompt_tokens:.1%}" if line.predicted_tokens else ""]
                 if predicts
@@ -278,6 +279,12 @@ def table(lines: Sequence[Line]) -> Table:
         )
         last = head
     return shown
+
+
+def _extra(line: Line, base: Line) -> str:
+    """Say what the tokens that the client did not send cost at the cached price, as a share of straight's cost."""
+    more = max(0, line.prompt_tokens - base.prompt_tokens)
+    return f"{more * float(OPENAI.cached_usd_per_mtok) / 1e6 / base.usd:.1%}" if base.usd and line is not base else ""
 
 
 def _waits(line: Line) -> str:

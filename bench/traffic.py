@@ -117,8 +117,10 @@ def _fixed(text: str) -> Callable[[int], str]:
 
 def workloads(seed: int, traces: Path | None) -> Iterator[Workload]:
     """Return every workload, each with a generator of its own."""
-    for make in (_agents, _agents_with_clock, _name_and_memory, _notes_named, _notes_anonymous, _repeated, _retrieval,
-                 _tools, _long_runs, _windowed, _forks, _shared_documents):  # fmt: skip
+    for make in (
+        _agents, _agents_with_clock, _name_and_memory, _notes_named, _notes_anonymous, _repeated, _retrieval_named,
+        _retrieval_anonymous, _tools, _long_runs, _windowed, _forks, _shared_documents,
+    ):  # fmt: skip
         yield make(random.Random(f"{seed} {make.__name__}"), traces)
 
 
@@ -218,14 +220,23 @@ def _repeated(rng: random.Random, _: Path | None) -> Workload:
     return Workload(title="attachment kept and sent every turn", breaks=False, exchanges=timed(threads))
 
 
-def _retrieval(rng: random.Random, _: Path | None) -> Workload:
+def _retrieval_named(rng: random.Random, _: Path | None) -> Workload:
+    return _retrieval(rng, "named")
+
+
+def _retrieval_anonymous(rng: random.Random, _: Path | None) -> Workload:
+    return _retrieval(rng, "anonymous")
+
+
+def _retrieval(rng: random.Random, who: str) -> Workload:
     policy, threads = prose(rng, 60), []
     corpus = [f'<chunk id="doc-{number}:{number % 7}">\n{prose(rng, 12)}\n</chunk>' for number in range(40)]
     for number in range(10):
-        client = _Client(rng, f"rag-{number}", named=False, system=_fixed(policy))
+        client = _Client(rng, f"rag-{number}", named=who == "named", system=_fixed(policy))
         pool = rng.sample(corpus, 9)
         threads.append([client.ask(rng.sample(pool, 5), keeps=False) for _ in range(8)])
-    return Workload(title="retrieval of five chunks a turn, by score", breaks=True, exchanges=timed(threads))
+    title = f"retrieval of five chunks a turn, by score ({who})"
+    return Workload(title=title, breaks=True, exchanges=timed(threads))
 
 
 def _tools(rng: random.Random, _: Path | None) -> Workload:
