@@ -129,7 +129,9 @@ class Strata:
             ),
         )
         if made.teaches:
-            lesson = Lesson(exchange.at, made.formed.template if made.formed else None, made.recurring.learned)
+            lesson = Lesson(
+                exchange.at, made.formed.template if made.formed else None, made.recurring.learned, made.keys
+            )
             self._store.note_learned("bench", places[-1], made.standing, lesson)
         if made.order:
             self._store.put_order("bench", made.order)

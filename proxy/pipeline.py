@@ -179,7 +179,7 @@ class Pipeline:
         values = takes and self._settings.current_values
         lines = self._analyst.lines(request.messages[: parts.leading], key) if values and parts.leading else ()
         items = takes and self._settings.anonymous_library and call.name is None and library.any_items(request)
-        if not lines and not items:
+        if not lines and not items and not (takes and "tools" in request.members):
             return None
         places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
@@ -259,7 +259,7 @@ class Pipeline:
         if plan is None or not plan.teaches:
             return
         place = self._place(call, lineage.chain(request.messages, plan.parts)[-1])
-        lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned)
+        lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned, plan.keys)
         self._background.start(self._store.learn(self._partition(call), place, plan.standing, lesson))
 
     def _partition(self, call: Call) -> str:
@@ -368,6 +368,7 @@ def known(
         templates=learned.templates,
         begun=begun[0].values if len(begun) == 1 else (),
         recurring=learned.recurring,
+        keys=learned.keys,
     )
 
 

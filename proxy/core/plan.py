@@ -35,7 +35,7 @@ from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
 from proxy.core.template import Formed, Known, Standing
-from proxy.core.tools import Order, Toolset
+from proxy.core.tools import Keys, Order, Toolset
 from proxy.core.turn import Shape, Span, shape
 from proxy.core.values import Current
 
@@ -66,8 +66,9 @@ class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
     `parts` are the request's turns; `places` are those of a named conversation's messages; `epoch` is the one the
-    request belongs to, new where `began`. `order` are its tools as they stand; `formed` is what L1's lines are taken
-    for, None where they were not looked at, and `current` what came of it; `recurring` is an anonymous request's L2.
+    request belongs to, new where `began`. `order` are its tools as they stand, `keys` the keys inside them. `formed` is
+    what L1's lines are taken for, None where they were not looked at, and `current` what came of it; `recurring` is an
+    anonymous request's L2.
     """
 
     parts: Shape
@@ -81,6 +82,7 @@ class Plan:
     epoch: Epoch | None = None
     began: Reason | None = None
     order: Order = ()
+    keys: Keys = ()
     formed: Formed | None = None
     current: Current = _PLAIN
     recurring: Recurring = NO_SHELF
@@ -89,12 +91,13 @@ class Plan:
     def standing(self) -> Standing:
         """What the lineage's next request is to know."""
         form = self.formed.form if self.formed else NO_FORM
-        return Standing(form, self.current.digests, self.recurring.shelf, self.recurring.brought, self.recurring.calm)
+        shelf = self.recurring
+        return Standing(form, self.current.digests, shelf.shelf, shelf.brought, shelf.calm, tools.digest(self.keys))
 
     @property
     def teaches(self) -> bool:
         """Whether there is anything in it to know."""
-        return self.formed is not None or bool(self.recurring.shelf or self.recurring.brought)
+        return self.formed is not None or bool(self.recurring.shelf or self.recurring.brought or self.keys)
 
     @property
     def rejected(self) -> bool:
@@ -144,11 +147,14 @@ def make(
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
-    places = tools.arrange(given, orders)
-    order = tuple(given.identities[place] for place in places)
     sent = library.Sent(request.messages, parts, request.hints.context, known.key) if known and not named else None
     again = template.repeated(known, sent.brought if sent else ()) if known else None
     stood = again or (template.nearest(known, (*sent.kept, *sent.brought) if sent else ()) if known else None)
+    first = known.keys.get(stood.keys, ()) if known and stood else ()
+    keys = tools.joined(first, given.keys)
+    given = tools.respell(given, keys)
+    places = tools.arrange(given, orders)
+    order = tuple(given.identities[place] for place in places)
     formed, current = _formed(request, parts, stood, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
@@ -164,7 +170,9 @@ def make(
     else:
         made = _deferred(job, recalled)
     draft = dataclasses.replace(made.draft, tools=tools.spliced(given, places))
-    return dataclasses.replace(made, draft=draft, order=order, formed=formed, current=current, recurring=shelf)
+    return dataclasses.replace(
+        made, draft=draft, order=order, keys=keys, formed=formed, current=current, recurring=shelf
+    )
 
 
 def _formed(

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.core import form as forms
 from proxy.core import lines as text_lines
 from proxy.core.form import Followed, Form, Lessons, Role, Roles
 from proxy.core.lines import Key, Line
+from proxy.core.tools import Keys
 
 BELONGS = 2 / 3
 """A prompt in which less of a template's stable text stands is another prompt."""
@@ -72,7 +73,7 @@ class Standing:
     """How one request of a lineage stood: L1's form, and digests.
 
     `values` are what its slots held, `shelf` the items in L2 of an anonymous lineage, `brought` those of its turn, and
-    `calm` in how many requests on end all of them came again.
+    `calm` in how many requests on end all of them came again. `keys` is the order of keys inside its tools.
     """
 
     form: Form = forms.NO_FORM
@@ -80,13 +81,14 @@ class Standing:
     shelf: tuple[bytes, ...] = ()
     brought: tuple[bytes, ...] = ()
     calm: int = 0
+    keys: bytes = b""
 
     @property
     def order(self) -> tuple[object, ...]:
         """Tell any two lineages apart, the same in every process."""
         form = self.form
         return (form.slots, form.lines, sorted(form.behind), sorted(form.edited), form.template,
-                self.shelf, self.brought, self.calm)  # fmt: skip
+                self.shelf, self.brought, self.calm, self.keys)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Known:
 
     `key` is the tenant's own, for digests; `lines` are L1's, by it. `again` are lineages in which this very request may
     have been sent before; `begun` digests what each slot held when this turn began; `recurring` are the items that
-    clients sent again, in the order they first did.
+    clients sent again, in the order they first did; `keys` are orders of keys inside tools, by their digest.
     """
 
     key: bytes
@@ -105,6 +107,7 @@ class Known:
     templates: tuple[Template, ...] = ()
     begun: tuple[bytes, ...] = ()
     recurring: tuple[bytes, ...] = ()
+    keys: Mapping[bytes, Keys] = field(default_factory=dict)
 
     def lessons(self, template: bytes) -> Lessons:
         """Return what is known of a template's volatile lines."""

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.core import tools
 from proxy.core.form import Form, Lessons
 from proxy.core.lineage import Place
 from proxy.core.lines import KEY_BYTES
 from proxy.core.template import Seen, Standing, Template
+from proxy.core.tools import Keys
 from proxy.memory.store import Learned, Lesson
 
 MOST_STANDING = 4
@@ -20,6 +22,7 @@ MOST_STANDING = 4
 MOST_TEMPLATES = 16
 MOST_RECURRING = 512
 _MOST_OWNERS = 1_000
+_MOST_KEYS = 1_000
 _ENTRY_BYTES = 300
 _LINE_BYTES = 60
 _DIGEST_BYTES = 50
@@ -34,6 +37,7 @@ class Book:
         self._standing: collections.OrderedDict[Place, dict[Standing, Standing]] = collections.OrderedDict()
         self._forms: dict[Form, int] = {}
         self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
+        self._keys: collections.OrderedDict[bytes, Keys] = collections.OrderedDict()
         self._recurring: collections.OrderedDict[str, dict[bytes, float]] = collections.OrderedDict()
 
     def learned(self, partition: str, places: Sequence[Place]) -> Learned:
@@ -43,7 +47,19 @@ class Book:
             self._standing.move_to_end(place)
         recurring = self._recurring.get(partition, {})
         order = sorted(recurring, key=lambda digest: (recurring[digest], digest))
-        return Learned(held, tuple(self._templates.get(partition, {}).values()), tuple(order))
+        keys = {
+            each.keys: self._keys[each.keys] for stood in held.values() for each in stood if each.keys in self._keys
+        }
+        return Learned(held, tuple(self._templates.get(partition, {}).values()), tuple(order), keys)
+
+    def spell(self, keys: Keys) -> None:
+        """Add an order of keys inside tools."""
+        if keys:
+            name = tools.digest(keys)
+            self._keys[name] = keys
+            self._keys.move_to_end(name)
+        while len(self._keys) > _MOST_KEYS:
+            self._keys.popitem(last=False)
 
     def put(self, place: Place, standing: Sequence[Standing]) -> None:
         """Add how a prompt stood at a place."""

@@ -182,6 +182,7 @@ class LocalStore(Store):
         """As `learn`, with nobody else to tell; return the template as it is now known."""
         self.book.put(place, (standing,))
         self.book.note(partition, since(lesson))
+        self.book.spell(lesson.keys)
         return self.book.take(partition, lesson.template) if lesson.template is not None else None
 
     @override

@@ -99,6 +99,7 @@ class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
     shelf: tuple[bytes, ...]
     brought: tuple[bytes, ...]
     calm: int
+    keys: bytes
 
 
 class _View(msgspec.Struct):
@@ -116,6 +117,7 @@ class _Fetched:
     forms: Mapping[bytes, bytes | None]
     templates: Sequence[bytes]
     recurring: Mapping[bytes, bytes]
+    keys: Sequence[bytes | None]
 
 
 _stood = msgspec.msgpack.Decoder(_Stood)
@@ -330,10 +332,14 @@ class RedisStore(Store):
         *found, templates, recurring = await pipe.execute()
         stood = [{_stood.decode(field): values for field, values in each.items()} for each in found]
         digests = sorted({each.form for every in stood for each in every})
+        keys = sorted({each.keys for every in stood for each in every if each.keys})
         pipe = self._redis.pipeline(transaction=False)
-        for digest in digests:
-            pipe.get(_lines_key(partition, "form", digest))
-        return _Fetched(stood, dict(zip(digests, await pipe.execute(), strict=True)), templates, recurring)
+        for what, named in (("form", digests), ("keys", keys)):
+            for digest in named:
+                pipe.get(_lines_key(partition, what, digest))
+        contents = await pipe.execute()
+        forms = dict(zip(digests, contents[: len(digests)], strict=True))
+        return _Fetched(stood, forms, templates, recurring, contents[len(digests) :])
 
     def _take_learned(self, partition: str, places: Sequence[Place], found: _Fetched) -> None:
         """Add what Redis says to what is known here. Raises what reading raises."""
@@ -341,13 +347,15 @@ class RedisStore(Store):
         forms = {digest: unpack_form(form) for digest, form in found.forms.items() if form is not None}
         for place, lineages in zip(places, found.stood, strict=True):
             known = [
-                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm)
+                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm, each.keys)
                 for each, values in sorted(lineages.items(), key=lambda pair: pair[0])
                 if each.form in forms
             ]
             book.put(place, known)
         for template in found.templates:
             book.take(partition, unpack_template(template))
+        for keys in filter(None, found.keys):
+            book.spell(tuple(keys[at : at + 8] for at in range(0, len(keys), 8)))
         book.note(partition, {digest: float(at) for digest, at in found.recurring.items()})
 
     @override
@@ -362,7 +370,9 @@ class RedisStore(Store):
 
         def write(pipe: Any) -> None:
             templates, recurring = _lines_key(partition, "templates"), _lines_key(partition, "recurring")
-            field = msgspec.msgpack.encode(_Stood(digest, standing.shelf, standing.brought, standing.calm))
+            field = msgspec.msgpack.encode(
+                _Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys)
+            )
             values = msgspec.msgpack.encode(standing.values)
             pipe.eval(_STAND, 1, _lines_key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
             if self._is_due((partition, digest), self._ttl_seconds / 4):
@@ -370,6 +380,9 @@ class RedisStore(Store):
             if template is not None and self._is_due((partition, *learned_so_far(template)), LEARNED_SECONDS):
                 pipe.hset(templates, template.id.hex(), pack_template(template))
                 pipe.expire(templates, self._ttl_seconds)
+            if lesson.keys and self._is_due((partition, standing.keys), self._ttl_seconds / 4):
+                joined = b"".join(lesson.keys)
+                pipe.set(_lines_key(partition, "keys", standing.keys), joined, ex=self._ttl_seconds)
             for item, since_when in since(lesson).items():
                 pipe.hsetnx(recurring, item, repr(since_when))
                 pipe.expire(recurring, self._ttl_seconds)

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.lineage import Epoch, Link, Place, Recalled
 from proxy.core.template import Standing, Template
+from proxy.core.tools import Keys as ToolKeys
 from proxy.core.tools import Order
 
 
@@ -42,11 +43,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is known of an owner's prompts: how they stood at each place asked for, the templates, recurring items."""
+    """What is known of an owner's prompts: how they stood at each place asked for, and what they taught."""
 
     standing: Mapping[Place, tuple[Standing, ...]]
     templates: tuple[Template, ...] = ()
     recurring: tuple[bytes, ...] = ()
+    keys: Mapping[bytes, ToolKeys] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Lesson:
     at: float
     template: Template | None = None
     recurring: tuple[bytes, ...] = ()
+    keys: ToolKeys = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,3 +104,78 @@ def test_tools_of_any_json_are_told_apart() -> None:
     """Strings, numbers, broken text: each is somebody."""
     found = read(b'["a",1,{"x":"\xff"},{"x":1e999},[]]')
     assert len(set(found.identities)) == 5
+
+
+def schema(*keys: str, inner: str = "ab", **values: object) -> bytes:
+    """Return one tool whose parameters have these properties, each with `inner` members, spelled oddly."""
+    properties = ", ".join(
+        f'"{key}" : {{{",".join(f"{name!r}: 1.0".replace(chr(39), chr(34)) for name in inner)}}}' for key in keys
+    )
+    return f'{{"type":"function", "function":{{"name":"f","parameters":{{"properties":{{ {properties} }}}}}}}}'.encode()
+
+
+def spelled(now: bytes, first: bytes) -> bytes:
+    """Return how a tool is forwarded in a lineage that first had it in another spelling."""
+    toolset = tools.respell(read(b"[" + now + b"]"), read(b"[" + first + b"]").keys)
+    return tools.spliced(toolset, (0,)) or b"[" + now + b"]"
+
+
+@pytest.mark.parametrize(
+    ("now", "first"),
+    [
+        pytest.param(schema("x", "y"), schema("x", "y"), id="as it was"),
+        pytest.param(schema("y", "x"), schema("x", "y"), id="properties"),
+        pytest.param(schema("x", "y", inner="ba"), schema("x", "y"), id="further in"),
+        pytest.param(schema("z", "y", "x", inner="cba"), schema("x", "y", "z", inner="abc"), id="everywhere"),
+    ],
+)
+def test_keys_stand_in_the_order_of_the_lineages_first_request(now: bytes, first: bytes) -> None:
+    """Values, escapes and blanks as they are spelled now."""
+    assert spelled(now, first) == b"[" + first + b"]"
+
+
+def test_another_tool_keeps_its_own_order() -> None:
+    """What is not the same but for its keys' order is another tool."""
+    assert spelled(schema("y", "x"), schema("x", "y", "z")) == b"[" + schema("y", "x") + b"]"
+
+
+def test_elements_of_lists_never_move() -> None:
+    """The order of an enum or of what is required is its meaning."""
+    first, now = b'{"required":["a","b"],"enum":[{"x":1,"y":2}]}', b'{"enum":[{"y":2,"x":1}],"required":["a","b"]}'
+    assert spelled(now, first) == b'[{"required":["a","b"],"enum":[{"x":1,"y":2}]}]'
+    swapped = b'{"required":["b","a"]}'
+    assert spelled(swapped, b'{"required":["a","b"]}') == b"[" + swapped + b"]"
+
+
+def test_marked_tools_keep_their_keys() -> None:
+    """What stands before a mark is the client's to say."""
+    now = b'{"b":1,"a":2,"cache_control":{}}'
+    assert spelled(now, b'{"a":2,"b":1,"cache_control":{}}') == b"[" + now + b"]"
+
+
+def test_a_lineages_order_grows_at_its_end() -> None:
+    """What came first stays first; a lineage without a first takes what it is given."""
+    assert tools.joined((b"a", b"b"), (b"c", b"b", b"a")) == (b"a", b"b", b"c")
+    assert tools.joined((), (b"c", b"b")) == (b"c", b"b")
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def shuffled(value: Any, rng: random.Random) -> Any:
+    """Return the same value with its keys in another order, everywhere."""
+    if isinstance(value, dict):
+        keys = rng.sample(list(value), len(value))
+        return {key: shuffled(value[key], rng) for key in keys}
+    return [shuffled(one, rng) for one in value] if isinstance(value, list) else value
+
+
+@given(st.dictionaries(st.text(max_size=3), trees, max_size=4), st.randoms(use_true_random=False))
+def test_whatever_the_order_a_tool_is_sent_as_it_first_was(tool: dict[str, Any], rng: random.Random) -> None:
+    """And means what it meant."""
+    first, now = orjson.dumps(tool), orjson.dumps(shuffled(tool, rng))
+    assert spelled(now, first) == b"[" + first + b"]"

@@ -94,3 +94,26 @@ async def test_tools_that_say_the_time_cost_nothing(rig: Rig) -> None:
     assert names(rig.last.body).endswith("now")
     assert await rig.proxy.settled(150) == {"ok": 150}
     assert total(await rig.proxy.samples(), "strata_store_errors_total") == 0
+
+
+async def test_keys_of_a_tool_keep_the_lineages_order() -> None:
+    """Within a conversation; a new one takes the order it comes with."""
+
+    def reversed_keys(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reversed_keys(value[key]) for key in reversed(value)}
+        return value
+
+    ok = {"role": "assistant", "content": "ok"}
+    first, now = [tool("a"), tool("b")], [reversed_keys(tool("a")), tool("b")]
+    history = [{"role": "user", "content": "hi"}, ok, {"role": "user", "content": "go on"}]
+    async with rigged(None, **TENANTS) as rig:
+        for messages, sent, got in (
+            (history[:1], first, first), (history, now, first), ([*history, ok, history[0]], now, first),
+            ([{"role": "user", "content": "another"}], now, now),
+        ):  # fmt: skip
+            answer = await rig.proxy.post(
+                {**chat_body(), "messages": messages, "tools": sent}, headers={"authorization": "Bearer key-one"}
+            )
+            assert answer.status_code == 200
+            assert orjson.dumps(orjson.loads(rig.last.body)["tools"]) == orjson.dumps(got)
