@@ -94,16 +94,19 @@ def note(path: str, text: str) -> str:
 def timed(
     threads: Iterable[Sequence[Exchange]], *, seconds: float = 20.0, pause: float = 900.0
 ) -> tuple[Exchange, ...]:
-    """Interleave conversations in rotation; half-way everybody pauses for longer than a short prompt cache lives."""
-    queues = [list(thread) for thread in threads]
-    rounds = max(map(len, queues))
+    """Interleave conversations in rotation, one more beginning each round.
+
+    Half-way everybody pauses for longer than a short prompt cache lives.
+    """
+    queues = [(begins, list(thread)) for begins, thread in enumerate(threads)]
+    rounds = max(begins + len(queue) for begins, queue in queues)
     at, ordered = 0.0, []
     for place in range(rounds):
         at += pause if place == rounds // 2 else 0.0
-        for queue in queues:
-            if place < len(queue):
+        for begins, queue in queues:
+            if begins <= place < begins + len(queue):
                 at += seconds / len(queues)
-                ordered.append(_at(queue[place], at))
+                ordered.append(_at(queue[place - begins], at))
     return tuple(ordered)
 
 

@@ -121,6 +121,7 @@ class Sent:
         newest = [item for index in users if index >= shape.newest.start for item in items(messages[index])]
         self.kept = _by_digest(earlier, key)
         self.brought = _by_digest([*newest, *context], key)
+        self.looping = shape.newest.end - shape.newest.start > 1
         self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
 
 
@@ -131,7 +132,8 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
     items out of its history, sends all of them again: by these and by what is new, if they weigh more than the history
     that is read again for it, over as many turns as that has gone on. A client that sends only some again must send
     all again more often before it is believed. A lineage that begins has on its shelf what clients of this tenant are
-    known to send again. The same request `again` stands as it stood. Where `frozen`, nothing is added.
+    known to send again. The same request `again` stands as it stood, and so does a turn while it goes on.
+    Where `frozen`, nothing is added.
     """
     held = {**sent.kept, **sent.brought}
     came = stood.brought if stood else ()
@@ -139,7 +141,7 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
         shelf, added, calm = [digest for digest in known.recurring if digest in sent.brought and not frozen], [], 0
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
-        if again:
+        if again or sent.looping:
             return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.calm)
         before = (*stood.shelf, *came)
         calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS

@@ -86,6 +86,23 @@ def test_a_client_that_keeps_its_attachments_is_left_alone() -> None:
     assert sent[3]["content"].startswith("Context attached:")
 
 
+def test_a_turn_that_goes_on_brings_nothing_again() -> None:
+    """In an agent's loop what was attached at the turn's start is still there: each step is a prefix of the next."""
+    client = Client()
+    asked_first = [asked("q0", note("a.md"), note("b.md"))]
+    steps: Messages = []
+    before: Messages = []
+    for step in range(4):
+        sent = client.say(SYSTEM, *asked_first, *steps)
+        assert sent[: len(before)] == before
+        before = sent
+        function = {"name": "look", "arguments": "{}"}
+        calls = [{"id": f"c{step}", "type": "function", "function": function}]
+        steps += [{"role": "assistant", "content": None, "tool_calls": calls},
+                  {"role": "tool", "tool_call_id": f"c{step}", "content": "found"}]  # fmt: skip
+    assert shelved(sent) == []
+
+
 def test_a_changed_item_is_another_one() -> None:
     """Its old version leaves the library, the new one stays in its turn until it comes again."""
     client = Client()
