@@ -21,7 +21,7 @@ from proxy.core.models import Encoding, describe
 from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
-from proxy.core.template import Known
+from proxy.core.template import NOTHING_KNOWN, Known
 from proxy.core.turn import shape
 from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
@@ -132,7 +132,7 @@ class Pipeline:
 
     # recall
 
-    async def _recall(self, call: Call, request: Request) -> tuple[Request, Recalled, Known | None]:
+    async def _recall(self, call: Call, request: Request) -> tuple[Request, Recalled, Known]:
         """Ask memory; a windowed client's request comes back with what it has left out."""
         if call.name is None:
             return request, NOTHING, await self._known(call, request)
@@ -172,7 +172,7 @@ class Pipeline:
         call.unseen_bytes += reader.unseen_bytes
         return completed
 
-    async def _known(self, call: Call, request: Request) -> Known | None:
+    async def _known(self, call: Call, request: Request) -> Known:
         """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
         parts, key = shape(request.messages), self._keys().lines(self._partition(call))
         takes = call.tenant.policy.mode != "observe"
@@ -180,7 +180,7 @@ class Pipeline:
         lines = self._analyst.lines(request.messages[: parts.leading], key) if values and parts.leading else ()
         items = takes and self._settings.anonymous_library and call.name is None and library.any_items(request)
         if not lines and not items and not (takes and "tools" in request.members):
-            return None
+            return NOTHING_KNOWN
         places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
@@ -195,7 +195,7 @@ class Pipeline:
 
     # plan
 
-    async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known | None) -> None:
+    async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known) -> None:
         scale = await self._scale(call.model.encoding)
         given = self._analyst.tools(request.member("tools"))
         if len(given.raws) > 1:

@@ -121,6 +121,7 @@ class Sent:
         newest = [item for index in users if index >= shape.newest.start for item in items(messages[index])]
         self.kept = _by_digest(earlier, key)
         self.brought = _by_digest([*newest, *context], key)
+        self.held = {**self.kept, **self.brought}
         self.looping = shape.newest.end - shape.newest.start > 1
         self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
 
@@ -135,7 +136,7 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
     known to send again. The same request `again` stands as it stood, and so does a turn while it goes on.
     Where `frozen`, nothing is added.
     """
-    held = {**sent.kept, **sent.brought}
+    held = sent.held
     came = stood.brought if stood else ()
     if stood is None:
         shelf, added, calm = [digest for digest in known.recurring if digest in sent.brought and not frozen], [], 0

@@ -34,7 +34,7 @@ from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
-from proxy.core.template import Formed, Known, Standing
+from proxy.core.template import NOTHING_KNOWN, Formed, Known, Standing
 from proxy.core.tools import Keys, Order, Toolset
 from proxy.core.turn import Shape, Span, shape
 from proxy.core.values import Current
@@ -131,12 +131,12 @@ def make(
     now: float,
     given: Toolset = tools.NONE,
     orders: Iterable[Order] = (),
-    known: Known | None = None,
+    known: Known = NOTHING_KNOWN,
 ) -> Plan:
     """Plan one request. The same request, memory, settings and time give the same plan, in any process.
 
     `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen; `known` is
-    what memory holds of the system prompt's lines, None where they are not to be looked at.
+    what was learned of the tenant's prompts and of this lineage.
     """
     parts = shape(request.messages)
     if policy.mode == "observe":
@@ -147,23 +147,20 @@ def make(
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
-    sent = library.Sent(request.messages, parts, request.hints.context, known.key) if known and not named else None
-    again = template.repeated(known, sent.brought if sent else ()) if known else None
-    stood = again or (template.nearest(known, (*sent.kept, *sent.brought) if sent else ()) if known else None)
-    first = known.keys.get(stood.keys, ()) if known and stood else ()
-    keys = tools.joined(first, given.keys)
-    given = tools.respell(given, keys)
+    sent = library.Sent(request.messages, parts, request.hints.context, known.key)
+    stood, again = template.continued(known, () if named else sent.brought, () if named else sent.held)
+    given, keys = tools.as_first(given, known.keys.get(stood.keys, ()) if stood else ())
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
     formed, current = _formed(request, parts, stood, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
-        current=current, begun=known.begun if known else (),
+        current=current, begun=known.begun,
     )  # fmt: skip
     shelf = NO_SHELF
     if not named or not parts.turns:
-        if sent and known and policy.anonymous_library:
-            shelf = library.recurring(sent, stood, known, again=again is not None, frozen=_signed(job))
+        if policy.anonymous_library and not named:
+            shelf = library.recurring(sent, stood, known, again=again, frozen=_signed(job))
         made = _plan(job, _fitted(job, _own(job, shelf.library)))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
@@ -175,12 +172,10 @@ def make(
     )
 
 
-def _formed(
-    request: Request, parts: Shape, stood: Standing | None, known: Known | None
-) -> tuple[Formed | None, Current]:
+def _formed(request: Request, parts: Shape, stood: Standing | None, known: Known) -> tuple[Formed | None, Current]:
     """Tell L1's volatile lines from the others, where there is a user message that can take their values."""
     first = request.messages[parts.newest.start] if parts.turns else None
-    if known is None or not known.lines or first is None or first.role != "user" or first.form == "none":
+    if not known.lines or first is None or first.role != "user" or first.form == "none":
         return None, _PLAIN
     formed = template.form(stood, known)
     return formed, values.current(request, parts.leading, formed, known.key)

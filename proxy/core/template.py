@@ -114,6 +114,9 @@ class Known:
         return next((each.lessons for each in self.templates if each.id == template), forms.NO_LESSONS)
 
 
+NOTHING_KNOWN = Known(b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Formed:
     """What part each line of a request's L1 has, and the template with what was learned (None where nothing was)."""
@@ -125,6 +128,12 @@ class Formed:
     def count(self, role: Role) -> int:
         """Return how many lines have this part."""
         return self.roles.each.count(role)
+
+
+def continued(known: Known, brought: Iterable[bytes], held: Iterable[bytes]) -> tuple[Standing | None, bool]:
+    """Return the lineage a request goes on, and whether it is one that was sent before."""
+    again = repeated(known, brought)
+    return again or nearest(known, held), again is not None
 
 
 def repeated(known: Known, brought: Iterable[bytes]) -> Standing | None:

@@ -73,6 +73,12 @@ def digest(keys: Keys) -> bytes:
     return hashlib.blake2b(b"".join(keys), digest_size=16).digest() if keys else b""
 
 
+def as_first(tools: Toolset, first: Keys) -> tuple[Toolset, Keys]:
+    """Return the tools with their keys as the lineage first had them, and the order it is to go on with."""
+    keys = joined(first, tools.keys)
+    return respell(tools, keys), keys
+
+
 def joined(first: Keys, now: Keys) -> Keys:
     """Return a lineage's order of keys: its first, and behind it what came since."""
     known = {*first}
