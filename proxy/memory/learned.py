@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from proxy.core import tools
-from proxy.core.form import Form, Lessons
+from proxy.core.form import Form
 from proxy.core.lineage import Place
-from proxy.core.lines import KEY_BYTES
-from proxy.core.template import Seen, Standing, Template
+from proxy.core.template import Standing, Template
 from proxy.core.tools import Keys
 from proxy.memory.store import Learned, Lesson
 
@@ -119,75 +115,3 @@ def since(lesson: Lesson) -> dict[bytes, float]:
 
 def _joined(known: Template, newer: Template) -> Template:
     return dataclasses.replace(newer, lessons=known.lessons.also(newer.lessons))
-
-
-class _Form(msgspec.Struct, array_like=True):
-    lines: bytes
-    behind: list[int]
-    slots: list[int]
-    edited: list[tuple[bytes, bytes]]
-    template: bytes
-
-
-class _Template(msgspec.Struct, array_like=True):
-    id: bytes
-    count: int
-    keys: bytes
-    lineages: list[int]
-    sizes: list[int]
-    gaps: list[tuple[bytes, bytes]]
-    words: list[bytes]
-    edits: list[tuple[bytes, bytes, bytes]]
-
-
-_form = msgspec.msgpack.Decoder(_Form)
-_template = msgspec.msgpack.Decoder(_Template)
-
-
-def pack_form(form: Form) -> tuple[bytes, bytes]:
-    """Return a form in bytes, and their digest."""
-    packed = msgspec.msgpack.encode(
-        _Form(b"".join(form.lines), sorted(form.behind), list(form.slots), sorted(form.edited), form.template)
-    )
-    return packed, hashlib.blake2b(packed, digest_size=16).digest()
-
-
-def unpack_form(packed: bytes) -> Form:
-    """Read a form. Raises msgspec.DecodeError or msgspec.ValidationError."""
-    read = _form.decode(packed)
-    return Form(_keys(read.lines), frozenset(read.behind), tuple(read.slots), frozenset(read.edited), read.template)
-
-
-def pack_template(template: Template) -> bytes:
-    """Return a template in bytes."""
-    return msgspec.msgpack.encode(
-        _Template(
-            template.id,
-            template.count,
-            b"".join(seen.key for seen in template.lines),
-            [seen.lineages for seen in template.lines],
-            [seen.size for seen in template.lines],
-            sorted(template.lessons.gaps),
-            sorted(template.lessons.words),
-            [(*gap, value) for gap, value in template.lessons.edits.items()],
-        )
-    )
-
-
-def unpack_template(packed: bytes) -> Template:
-    """Read a template. Raises msgspec.DecodeError or msgspec.ValidationError."""
-    read = _template.decode(packed)
-    return Template(
-        id=read.id,
-        count=read.count,
-        lines=tuple(map(Seen, _keys(read.keys), read.lineages, read.sizes)),
-        lessons=Lessons(
-            frozenset(read.gaps),
-            frozenset(read.words),
-            {(before, after): value for before, after, value in read.edits},
-        ),
-    )
-
-
-def _keys(joined: bytes) -> tuple[bytes, ...]:
-    return tuple(joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES))

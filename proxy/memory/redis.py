@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,23 +22,19 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Reason, Recalled
-from proxy.core.template import Standing, Template
+from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
+from proxy.core.template import Standing
 from proxy.core.tools import Order
-from proxy.memory.learned import MOST_STANDING, pack_form, pack_template, since, unpack_form, unpack_template
+from proxy.memory.lessons import Lessons
 from proxy.memory.local import MOST_SETS, LocalStore
+from proxy.memory.packed import decode_recall, decode_view, pack_entry, pack_epoch, pack_link, pack_view
 from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
-LEARNED_SECONDS = 1.0
-"""So old may be what this process knows of an owner's templates."""
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
-_MOST_WRITTEN = 10_000
-_SHA256_BYTES = 32
 _ROOT = "strata:3"
 _UNLINKED = ("log", "contents", "view", "stats")
 
@@ -61,67 +57,7 @@ return {log, missing, contents, redis.call('GET', KEYS[3])}
 """
 """KEYS: log, contents, gone (when it was deleted). ARGV: time to live in seconds, digests of what the caller has."""
 
-_STAND = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[3]) then
-  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-"""
-"""KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
-
 T = TypeVar("T")
-
-
-class _Item(msgspec.Struct, array_like=True):
-    tag: str
-    label: str
-    named: bool
-    content: bytes
-    trusted: bool
-    promotable: bool
-    referable: bool
-
-
-class _Epoch(msgspec.Struct, array_like=True):
-    number: int
-    started: float
-    reason: Reason
-    leading: list[bytes]
-    l1: bytes
-    tools: bytes
-    library: list[_Item]
-    dropped: list[tuple[bytes, bytes]]
-    rewritten: bool
-
-
-class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
-    form: bytes
-    shelf: tuple[bytes, ...]
-    brought: tuple[bytes, ...]
-    calm: int
-    keys: bytes
-
-
-class _View(msgspec.Struct):
-    at: float
-    turns: int
-    layers: list[list[Any]]
-    library: list[list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """What Redis holds of an owner's prompts: for each place its lineages and their values, forms, and the rest."""
-
-    stood: Sequence[Mapping[_Stood, bytes]]
-    forms: Mapping[bytes, bytes | None]
-    templates: Sequence[bytes]
-    recurring: Mapping[bytes, bytes]
-    keys: Sequence[bytes | None]
-
-
-_stood = msgspec.msgpack.Decoder(_Stood)
-_digests = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class RedisStore(Store):
@@ -156,7 +92,7 @@ class RedisStore(Store):
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
-        self._written_at: dict[tuple[object, ...], float] = {}
+        self._lessons = Lessons(self._redis, copy.book, root=_ROOT, ttl_seconds=ttl_seconds, now=now)
 
     @property
     @override
@@ -186,7 +122,7 @@ class RedisStore(Store):
         if found is None:
             return Answer(self._copy.copy(conversation), degraded=True)
         try:
-            recalled = _decode(found[:3], known)
+            recalled = decode_recall(found[:3], known)
             gone_at = float(found[3] or 0)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, UnicodeDecodeError):
             self._on_error("recall")
@@ -213,21 +149,18 @@ class RedisStore(Store):
 
         def write(pipe: Any) -> None:
             for entry in entries:
-                pipe.hsetnx(
-                    log, f"m:{_field(entry)}", msgspec.msgpack.encode((entry.started, entry.brought, entry.values))
-                )
+                pipe.hsetnx(log, f"m:{_field(entry)}", pack_entry(entry))
                 pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
                 for reply in entry.replies:
                     pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
                 pipe.hset(log, "seen", repr(entry.started))
             for epoch in epochs:
-                pipe.hsetnx(log, f"e:{epoch.place.hex()}", _pack(epoch))
+                pipe.hsetnx(log, f"e:{epoch.place.hex()}", pack_epoch(epoch))
                 for raw in (*epoch.leading, *(item.content.encode() for item in epoch.library)):
                     pipe.hsetnx(contents, hashlib.sha256(raw).hexdigest(), raw)
             for place, link in links.items():
-                digest = hashlib.sha256(link.raw)
-                pipe.hsetnx(log, f"l:{place.hex()}", link.before + digest.digest())
-                pipe.hsetnx(contents, digest.hexdigest(), link.raw)
+                pipe.hsetnx(log, f"l:{place.hex()}", pack_link(link))
+                pipe.hsetnx(contents, hashlib.sha256(link.raw).hexdigest(), link.raw)
             self._expire(pipe, conversation, "log", "contents")
 
         self._writing[conversation] += 1
@@ -312,98 +245,32 @@ class RedisStore(Store):
     async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
         book, asked = self._copy.book, (*places, here)
         known = book.learned(partition, asked)
-        if self._open or (places[0] in known.standing if places else not self._is_due((partition,), LEARNED_SECONDS)):
+        if self._open or (places[0] in known.standing if places else not self._lessons.stale(partition)):
             return known
-        found = await self._bounded("recall", self._fetch(partition, asked), RECALL_SECONDS)
+        found = await self._bounded("recall", self._lessons.fetch(partition, asked), RECALL_SECONDS)
         if found is None:
             return known
         try:
-            self._take_learned(partition, asked, found)
+            self._lessons.take(partition, asked, found)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError):
             self._on_error("recall")
         return book.learned(partition, asked)
 
-    async def _fetch(self, partition: str, places: Sequence[Place]) -> _Fetched:
-        pipe = self._redis.pipeline(transaction=False)
-        for place in places:
-            pipe.hgetall(_lines_key(partition, "at", place))
-        pipe.hvals(_lines_key(partition, "templates"))
-        pipe.hgetall(_lines_key(partition, "recurring"))
-        *found, templates, recurring = await pipe.execute()
-        stood = [{_stood.decode(field): values for field, values in each.items()} for each in found]
-        digests = sorted({each.form for every in stood for each in every})
-        keys = sorted({each.keys for every in stood for each in every if each.keys})
-        pipe = self._redis.pipeline(transaction=False)
-        for what, named in (("form", digests), ("keys", keys)):
-            for digest in named:
-                pipe.get(_lines_key(partition, what, digest))
-        contents = await pipe.execute()
-        forms = dict(zip(digests, contents[: len(digests)], strict=True))
-        return _Fetched(stood, forms, templates, recurring, contents[len(digests) :])
-
-    def _take_learned(self, partition: str, places: Sequence[Place], found: _Fetched) -> None:
-        """Add what Redis says to what is known here. Raises what reading raises."""
-        book = self._copy.book
-        forms = {digest: unpack_form(form) for digest, form in found.forms.items() if form is not None}
-        for place, lineages in zip(places, found.stood, strict=True):
-            known = [
-                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm, each.keys)
-                for each, values in sorted(lineages.items(), key=lambda pair: pair[0])
-                if each.form in forms
-            ]
-            book.put(place, known)
-        for template in found.templates:
-            book.take(partition, unpack_template(template))
-        for keys in filter(None, found.keys):
-            book.spell(tuple(keys[at : at + 8] for at in range(0, len(keys), 8)))
-        book.note(partition, {digest: float(at) for digest, at in found.recurring.items()})
-
     @override
     def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
-        template = self._copy.note_learned(partition, place, standing, lesson)
-        return self._learn(partition, place, standing, lesson, template)
+        known = self._copy.note_learned(partition, place, standing, lesson)
+        return self._learn(partition, place, standing, dataclasses.replace(lesson, template=known))
 
-    async def _learn(
-        self, partition: str, place: Place, standing: Standing, lesson: Lesson, template: Template | None
-    ) -> None:
-        packed, digest = pack_form(standing.form)
-
+    async def _learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
         def write(pipe: Any) -> None:
-            templates, recurring = _lines_key(partition, "templates"), _lines_key(partition, "recurring")
-            field = msgspec.msgpack.encode(
-                _Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys)
-            )
-            values = msgspec.msgpack.encode(standing.values)
-            pipe.eval(_STAND, 1, _lines_key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
-            if self._is_due((partition, digest), self._ttl_seconds / 4):
-                pipe.set(_lines_key(partition, "form", digest), packed, ex=self._ttl_seconds)
-            if template is not None and self._is_due((partition, *learned_so_far(template)), LEARNED_SECONDS):
-                pipe.hset(templates, template.id.hex(), pack_template(template))
-                pipe.expire(templates, self._ttl_seconds)
-            if lesson.keys and self._is_due((partition, standing.keys), self._ttl_seconds / 4):
-                joined = b"".join(lesson.keys)
-                pipe.set(_lines_key(partition, "keys", standing.keys), joined, ex=self._ttl_seconds)
-            for item, since_when in since(lesson).items():
-                pipe.hsetnx(recurring, item, repr(since_when))
-                pipe.expire(recurring, self._ttl_seconds)
+            self._lessons.write(pipe, partition, place, standing, lesson)
 
         await self._write("remember", write)
-
-    def _is_due(self, what: tuple[object, ...], seconds: float) -> bool:
-        """Whether this was not written a moment ago; many requests bring the same."""
-        if len(self._written_at) > _MOST_WRITTEN:
-            self._written_at.clear()
-        due = self._now() >= self._written_at.get(what, 0.0) + seconds
-        if due:
-            self._written_at[what] = self._now()
-        return due
 
     @override
     async def seen(self, conversation: str, view: View, tally: Tally) -> None:
         self._copy.note(conversation, view, tally)
-        packed = msgspec.json.encode(
-            _View(view.at, view.turns, [list(layer) for layer in view.layers], [list(item) for item in view.library])
-        )
+        packed = pack_view(view)
 
         def write(pipe: Any) -> None:
             pipe.set(_key(conversation, "view"), packed, ex=self._ttl_seconds)
@@ -445,7 +312,7 @@ class RedisStore(Store):
         if packed is None:
             return None
         try:
-            return _decode_view(packed, stats)
+            return decode_view(packed, stats)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError):
             self._on_error("view")
             return await self._copy.view(conversation)
@@ -530,16 +397,6 @@ class RedisStore(Store):
             pipe.expire(_key(conversation, part), self._ttl_seconds)
 
 
-def _lines_key(partition: str, what: str, of: bytes = b"") -> str:
-    return f"{_ROOT}:lines:{{{partition}}}:{what}" + (f":{of.hex()}" if of else "")
-
-
-def learned_so_far(template: Template) -> tuple[object, ...]:
-    """Tell a template of which more is known from what it was."""
-    lessons = template.lessons
-    return template.id, len(lessons.gaps), len(lessons.words), len(lessons.edits)
-
-
 def _unpack_order(packed: bytes | str) -> Order:
     assert isinstance(packed, bytes)
     return tuple(msgspec.msgpack.decode(packed, type=list[bytes]))
@@ -557,97 +414,10 @@ def _field(entry: Entry) -> str:
     return f"{entry.epoch.hex()}:{entry.place.hex()}:{entry.attempt.hex()}"
 
 
-def _pack(epoch: Epoch) -> bytes:
-    library = [
-        _Item(item.tag, item.label, item.named, item.sha256, item.trusted, item.promotable, item.referable)
-        for item in epoch.library
-    ]
-    leading = [hashlib.sha256(raw).digest() for raw in epoch.leading]
-    return msgspec.msgpack.encode(
-        _Epoch(
-            epoch.number, epoch.started, epoch.reason, leading, epoch.l1, epoch.tools, library, list(epoch.dropped),
-            epoch.rewritten,
-        )
-    )  # fmt: skip
-
-
 def _count(pipe: Any, key: str, tally: Tally) -> None:
     for name in ("requests", "prompt_tokens", "cached_tokens"):
         if amount := getattr(tally, name):
             pipe.hincrby(key, name, amount)
-
-
-def _decode(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -> Recalled:
-    """Read a recall's answer; what refers to a content that is missing or not what its digest says is left out."""
-    fields, digests, contents = found
-    held = dict(known)
-    for digest, content in zip(digests, contents, strict=True):
-        if hashlib.sha256(content).hexdigest().encode() == digest:
-            held[bytes.fromhex(digest.decode())] = content
-    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "l": [], "seen": []}
-    for name, value in zip(fields[::2], fields[1::2], strict=True):
-        kind, *rest = name.decode().split(":")
-        by_kind.setdefault(kind, []).append(([bytes.fromhex(part) for part in rest], value))
-    replies: dict[tuple[bytes, ...], set[bytes]] = {}
-    for (*where, reply), _ in by_kind["r"]:
-        replies.setdefault(tuple(where), set()).add(reply)
-    log: dict[tuple[Place, Place], tuple[Frozen, ...]] = {}
-    for (epoch, place, attempt), at in by_kind["m"]:
-        if attempt in held:
-            told = frozenset(replies.get((epoch, place, attempt), ()))
-            started, brought, values = msgspec.msgpack.decode(at, type=tuple[float, str, tuple[tuple[int, str], ...]])
-            frozen = Frozen(started=started, raw=held[attempt], replies=told, brought=brought, values=values)
-            log[epoch, place] = (*log.get((epoch, place), ()), frozen)
-    read = [_unpack(place, value, held) for (place,), value in by_kind["e"]]
-    epochs = {epoch.place: epoch for epoch in read if epoch is not None}
-    seen = next((float(value) for _, value in by_kind["seen"]), None)
-    links = {
-        place: Link(packed[:-_SHA256_BYTES], held[packed[-_SHA256_BYTES:]])
-        for (place,), packed in by_kind["l"]
-        if packed[-_SHA256_BYTES:] in held
-    }
-    return Recalled(epochs=epochs, log=log, links=links, seen_at=seen) if epochs or log or links else NOTHING
-
-
-def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch | None:
-    try:
-        read = msgspec.msgpack.decode(packed, type=_Epoch)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
-    if not held.keys() >= {*read.leading, *(item.content for item in read.library)}:
-        return None
-    return Epoch(
-        place=place,
-        number=read.number,
-        started=read.started,
-        reason=read.reason,
-        leading=tuple(held[digest] for digest in read.leading),
-        l1=read.l1,
-        tools=read.tools,
-        library=tuple(_item(item, held[item.content].decode()) for item in read.library),
-        dropped=tuple(read.dropped),
-        rewritten=read.rewritten,
-    )
-
-
-def _decode_view(packed: bytes, stats: dict[bytes, bytes]) -> View:
-    read = msgspec.json.decode(packed, type=_View)
-    return View(
-        at=read.at,
-        turns=read.turns,
-        layers=read.layers,
-        library=read.library,
-        requests=int(stats.get(b"requests", 0)),
-        prompt_tokens=int(stats.get(b"prompt_tokens", 0)),
-        cached_tokens=int(stats.get(b"cached_tokens", 0)),
-    )
-
-
-def _item(item: _Item, content: str) -> Item:
-    return Item(
-        tag=item.tag, label=item.label, named=item.named, sha256=item.content, content=content,
-        trusted=item.trusted, promotable=item.promotable, referable=item.referable,
-    )  # fmt: skip
 
 
 def _holds(stored: Sequence[Frozen], frozen: Frozen) -> bool:

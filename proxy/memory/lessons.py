@@ -1,0 +1,150 @@
+"""What is learned of prompts, shared through Redis: how lineages stood, templates, items that recur, orders of keys.
+
+An owner's keys share a hash tag. A read is two round trips at most; what many requests bring alike is written now and
+then only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis.asyncio as redis
+
+from proxy.core.lineage import Place
+from proxy.core.template import Standing, Template
+from proxy.memory.learned import MOST_STANDING, Book, since
+from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
+from proxy.memory.store import Lesson
+
+FRESH_SECONDS = 1.0
+"""So old may be what this process knows of an owner's templates."""
+_AGAIN_SECONDS = 60.0
+"""So long a Redis that has lost a form or an order of keys may be without it."""
+_MOST_WRITTEN = 10_000
+_PATH_BYTES = 8
+
+_STAND = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+"""
+"""KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
+
+
+class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
+    form: bytes
+    shelf: tuple[bytes, ...]
+    brought: tuple[bytes, ...]
+    calm: int
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What Redis holds of an owner's prompts: for each place its lineages and their values, forms, and the rest."""
+
+    stood: Sequence[Mapping[_Stood, bytes]]
+    forms: Mapping[bytes, bytes | None]
+    templates: Sequence[bytes]
+    recurring: Mapping[bytes, bytes]
+    keys: Sequence[bytes | None]
+
+
+_stood = msgspec.msgpack.Decoder(_Stood)
+_digests = msgspec.msgpack.Decoder(tuple[bytes, ...])
+
+
+class Lessons:
+    """Reads into a book and writes beside it; whoever calls bounds it in time."""
+
+    def __init__(
+        self, client: redis.Redis, book: Book, *, root: str, ttl_seconds: int, now: Callable[[], float]
+    ) -> None:
+        self._redis = client
+        self._book = book
+        self._root = root
+        self._ttl_seconds = ttl_seconds
+        self._now = now
+        self._written_at: dict[tuple[object, ...], float] = {}
+
+    def stale(self, partition: str) -> bool:
+        """Whether it is time to ask again what others have learned; says so once."""
+        return self._is_due((partition,), FRESH_SECONDS)
+
+    async def fetch(self, partition: str, places: Sequence[Place]) -> Fetched:
+        """Return what Redis holds. Raises what reading raises."""
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.hgetall(self._key(partition, "at", place))
+        pipe.hvals(self._key(partition, "templates"))
+        pipe.hgetall(self._key(partition, "recurring"))
+        *found, templates, recurring = await pipe.execute()
+        stood = [{_stood.decode(field): values for field, values in each.items()} for each in found]
+        digests = sorted({each.form for every in stood for each in every})
+        keys = sorted({each.keys for every in stood for each in every if each.keys})
+        pipe = self._redis.pipeline(transaction=False)
+        for what, named in (("form", digests), ("keys", keys)):
+            for digest in named:
+                pipe.get(self._key(partition, what, digest))
+        contents = await pipe.execute()
+        forms = dict(zip(digests, contents[: len(digests)], strict=True))
+        return Fetched(stood, forms, templates, recurring, contents[len(digests) :])
+
+    def take(self, partition: str, places: Sequence[Place], found: Fetched) -> None:
+        """Add what Redis says to what is known here. Raises what reading raises."""
+        book = self._book
+        forms = {digest: unpack_form(form) for digest, form in found.forms.items() if form is not None}
+        for place, lineages in zip(places, found.stood, strict=True):
+            known = [
+                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm, each.keys)
+                for each, values in sorted(lineages.items(), key=lambda pair: pair[0])
+                if each.form in forms
+            ]
+            book.put(place, known)
+        for template in found.templates:
+            book.take(partition, unpack_template(template))
+        for keys in filter(None, found.keys):
+            book.spell(tuple(keys[at : at + _PATH_BYTES] for at in range(0, len(keys), _PATH_BYTES)))
+        book.note(partition, {digest: float(at) for digest, at in found.recurring.items()})
+
+    def write(self, pipe: Any, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
+        """Add to a pipeline what one request taught."""
+        packed, digest = pack_form(standing.form)
+        template = lesson.template
+        templates, recurring = self._key(partition, "templates"), self._key(partition, "recurring")
+        field = msgspec.msgpack.encode(_Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys))
+        values = msgspec.msgpack.encode(standing.values)
+        pipe.eval(_STAND, 1, self._key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
+        if self._is_due((partition, digest), _AGAIN_SECONDS):
+            pipe.set(self._key(partition, "form", digest), packed, ex=self._ttl_seconds)
+        if template is not None and self._is_due((partition, *_so_far(template)), FRESH_SECONDS):
+            pipe.hset(templates, template.id.hex(), pack_template(template))
+            pipe.expire(templates, self._ttl_seconds)
+        if lesson.keys and self._is_due((partition, standing.keys), _AGAIN_SECONDS):
+            joined = b"".join(lesson.keys)
+            pipe.set(self._key(partition, "keys", standing.keys), joined, ex=self._ttl_seconds)
+        for item, since_when in since(lesson).items():
+            pipe.hsetnx(recurring, item, repr(since_when))
+            pipe.expire(recurring, self._ttl_seconds)
+
+    def _is_due(self, what: tuple[object, ...], seconds: float) -> bool:
+        """Whether this was not written a moment ago; many requests bring the same."""
+        if len(self._written_at) > _MOST_WRITTEN:
+            self._written_at.clear()
+        due = self._now() >= self._written_at.get(what, 0.0) + seconds
+        if due:
+            self._written_at[what] = self._now()
+        return due
+
+    def _key(self, partition: str, what: str, of: bytes = b"") -> str:
+        return f"{self._root}:lines:{{{partition}}}:{what}" + (f":{of.hex()}" if of else "")
+
+
+def _so_far(template: Template) -> tuple[object, ...]:
+    """Tell a template of which more is known from what it was."""
+    lessons = template.lessons
+    return template.id, len(lessons.gaps), len(lessons.words), len(lessons.edits)
