@@ -36,7 +36,7 @@ class Turn:
 class Scene:
     """One conversation. `strips` when the client takes attachments out of its history, as note-taking chats do.
 
-    `conversation` is the id the client sends in a header; empty for the many clients that send none.
+    `ticks` when the client writes the time at the head of its system prompt, as many agents do. `conversation` is the id the client sends in a header; empty for the many clients that send none.
     """
 
     title: str
@@ -44,6 +44,7 @@ class Scene:
     turns: tuple[Turn, ...]
     conversation: str = ""
     strips: bool = False
+    ticks: bool = False
 
 
 @dataclass(slots=True)
@@ -56,7 +57,8 @@ class Script:
     def request(self, turn: Turn) -> Chat:
         """Return the messages of the next request."""
         asked = {"role": "user", "content": "\n\n".join([*turn.attached, turn.words])}
-        return [{"role": "system", "content": self.scene.system}, *self.history, asked]
+        clock = f"Current time: 2026-11-29 10:{len(self.history):02}\n" if self.scene.ticks else ""
+        return [{"role": "system", "content": clock + self.scene.system}, *self.history, asked]
 
     def answered(self, turn: Turn, answer: str) -> None:
         """Keep a turn in the client's own history, with or without its attachments."""
@@ -125,6 +127,18 @@ def scenes() -> tuple[Scene, ...]:
                 Turn(words="Where do they disagree?", attached=(review, plan)),
                 Turn(words="Turn it into three bullet points.", attached=(review, plan)),
                 Turn(words="One of them is wrong. Which?", attached=(review, plan)),
+            ),
+        ),
+        Scene(
+            title="agent, the time in its prompt",
+            system=agent,
+            ticks=True,
+            turns=tuple(
+                Turn(words=words)
+                for words in (
+                    "Anything left open from yesterday?", "Page whoever is on call.", "What did they say?",
+                    "Close it, then.", "Who has to know?", "Write to them.",
+                )
             ),
         ),
         Scene(
