@@ -100,9 +100,14 @@ class Strata:
         recalled = self._store.copy(name) if name else NOTHING
         parts = shape(request.messages)
         front = window.left_out(
-            request, parts, recalled.links, self._weigh, self._policy.profile,
+            request,
+            parts,
+            recalled.links,
+            weigh=self._weigh,
+            look=self._analyst.analyse,
+            profile=self._policy.profile,
             idle_seconds=exchange.at - (recalled.seen_at or exchange.at),
-        )  # fmt: skip
+        )
         if front:
             request = read(window.completed(request, parts, front), self._analyst.analyse, count)
             parts = shape(request.messages)

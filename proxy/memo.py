@@ -73,15 +73,16 @@ class Analyst:
         self._memo.put(digest, found, 600 + 2 * held)
         return found, True
 
+    def seen_tools(self, array: bytes) -> Toolset | None:
+        """Return what a request's tools are, where they were met before."""
+        return self._toolsets.get(hashlib.sha256(array).digest()) if array else tools.NONE
+
     def tools(self, array: bytes) -> Toolset:
         """Return what a request's tools are."""
-        if not array:
-            return tools.NONE
-        digest = hashlib.sha256(array).digest()
-        found = self._toolsets.get(digest)
+        found = self.seen_tools(array)
         if found is None:
             found = tools.read(array)
-            self._toolsets.put(digest, found, 2 * len(array))
+            self._toolsets.put(hashlib.sha256(array).digest(), found, 2 * len(array) + 50 * len(found.keys))
         return found
 
     def lines(self, leading: Sequence[Message], key: bytes) -> tuple[Line, ...]:

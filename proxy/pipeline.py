@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import conversation, history, library, lineage, measure, plan, prefix, window
+from proxy.core import budget, conversation, history, library, lineage, measure, plan, prefix, window
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.lines import Line
@@ -22,6 +22,7 @@ from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
 from proxy.core.template import NOTHING_KNOWN, Known
+from proxy.core.tools import Toolset
 from proxy.core.turn import shape
 from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
@@ -151,29 +152,44 @@ class Pipeline:
     async def _complete(self, call: Call, request: Request, recalled: Recalled) -> Request:
         """Put in front of a windowed client's messages what it has left out of its history."""
         policy = call.tenant.policy
-        if not recalled.links or policy.mode == "observe":
+        limit = budget.limit(
+            model=call.model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
+        )
+        if not recalled.links or policy.mode == "observe" or limit is None:
+            # What has no limit that is known could grow beyond what its model takes.
             return request
         reader = self._analyst.reader()
         parts, scale = shape(request.messages), await self._scale(call.model.encoding)
-        idle = call.at - (recalled.seen_at or call.at)
-
-        def weigh(raw: bytes) -> int:
-            return scale.message(raw, hashlib.sha256(raw).digest())
 
         def work() -> Request:
-            front = window.left_out(request, parts, recalled.links, weigh, policy.profile, idle_seconds=idle)
+            front = window.left_out(
+                request,
+                parts,
+                recalled.links,
+                weigh=lambda raw: scale.message(raw, hashlib.sha256(raw).digest()),
+                look=reader,
+                profile=policy.profile,
+                idle_seconds=call.at - (recalled.seen_at or call.at),
+            )
             if not front:
                 return request
+            completed = read(window.completed(request, parts, front), reader, count, self._analyst.tags)
             call.kept_messages = len(front)
-            return read(window.completed(request, parts, front), reader, count, self._analyst.tags)
+            return completed
 
-        heavy = sum(len(link.raw) for link in recalled.links.values()) > LONG_BYTES
-        completed = call.request = await asyncio.to_thread(work) if heavy else work()
+        heavy = call.unseen_bytes > INLINE_BYTES or sum(len(link.raw) for link in recalled.links.values()) > LONG_BYTES
+        try:
+            call.request = await asyncio.to_thread(work) if heavy else work()
+        except (Odd, StrataError):
+            # Memory that holds no messages.
+            return request
         call.unseen_bytes += reader.unseen_bytes
-        return completed
+        return call.request
 
     async def _known(self, call: Call, request: Request) -> Known:
         """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
+        if not request.messages:
+            return NOTHING_KNOWN
         parts, key = shape(request.messages), self._keys().lines(self._partition(call))
         takes = call.tenant.policy.mode != "observe"
         values = takes and self._settings.current_values
@@ -197,7 +213,7 @@ class Pipeline:
 
     async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known) -> None:
         scale = await self._scale(call.model.encoding)
-        given = self._analyst.tools(request.member("tools"))
+        given = await self._tools(call, request.member("tools"))
         if len(given.raws) > 1:
             call.orders = await self._store.orders(self._partition(call), given.identities)
 
@@ -217,7 +233,7 @@ class Pipeline:
             )
 
         call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
-        heavy = call.unseen_bytes > INLINE_BYTES
+        heavy = call.unseen_bytes > INLINE_BYTES or len(request.member("tools")) > LONG_BYTES
         try:
             call.plan = await asyncio.to_thread(work) if heavy else work()
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -230,6 +246,15 @@ class Pipeline:
                 "Its history has been cut as far as it may be.",
                 param="messages",
             )
+
+    async def _tools(self, call: Call, array: bytes) -> Toolset:
+        """Read a request's tools, many that are new in a thread."""
+        seen = self._analyst.seen_tools(array)
+        if seen is not None:
+            return seen
+        call.unseen_bytes += len(array)
+        heavy = len(array) > INLINE_BYTES
+        return await asyncio.to_thread(self._analyst.tools, array) if heavy else self._analyst.tools(array)
 
     # remember, beside the upstream call
 
@@ -256,7 +281,7 @@ class Pipeline:
     def _remember_standing(self, call: Call, request: Request) -> None:
         """Store how the prompt stands: the next request of this lineage keeps its form."""
         plan = call.plan
-        if plan is None or not plan.teaches:
+        if plan is None or not plan.teaches or not request.messages:
             return
         place = self._place(call, lineage.chain(request.messages, plan.parts)[-1])
         lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned, plan.keys)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.request import Request
 from proxy.core.template import Known, Standing
-from proxy.core.turn import Shape
+from proxy.core.turn import Shape, Span
 
 _FRAMES = {
     True: (
@@ -112,6 +112,16 @@ class Recurring:
     learned: tuple[bytes, ...] = ()
 
 
+def without(shelf: Library, request: Request, dropped: Sequence[Span]) -> Library:
+    """Return what is left of an anonymous request's library where turns go: their items go with them."""
+    gone = {index for span in dropped for index in range(span.start, span.end)}
+    kept = {
+        item.sha256 for index, message in enumerate(request.messages) if index not in gone for item in items(message)
+    }
+    kept |= {item.sha256 for item in request.hints.context}
+    return Library(tuple(item for item in shelf.items if item.sha256 in kept))
+
+
 class Sent:
     """The items of a request that L2 may hold, by keyed digest: in its newest turn, and in the history kept."""
 
@@ -119,8 +129,10 @@ class Sent:
         users = [index for index in range(shape.leading, len(messages)) if messages[index].role == "user"]
         earlier = [item for index in users if index < shape.newest.start for item in items(messages[index])]
         newest = [item for index in users if index >= shape.newest.start for item in items(messages[index])]
-        self.kept = _by_digest(earlier, key)
-        self.brought = _by_digest([*newest, *context], key)
+        # What stands in L1 stands already.
+        l1 = {item.key for message in messages[: shape.leading] for item in items(message)}
+        self.kept = _by_digest(earlier, key, l1)
+        self.brought = _by_digest([*newest, *context], key, l1)
         self.held = {**self.kept, **self.brought}
         self.looping = shape.newest.end - shape.newest.start > 1
         self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
@@ -139,7 +151,9 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
     held = sent.held
     came = stood.brought if stood else ()
     if stood is None:
-        shelf, added, calm = [digest for digest in known.recurring if digest in sent.brought and not frozen], [], 0
+        kept = {item.key for item in sent.kept.values()}
+        brought = {digest for digest, item in sent.brought.items() if item.key not in kept and not frozen}
+        shelf, added, calm = [digest for digest in known.recurring if digest in brought], [], 0
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
         if again or sent.looping:
@@ -148,7 +162,9 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
         calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
         calm = calm if before else 0
         stripped = any(digest in came and digest not in sent.kept for digest in sent.brought)
-        added = [digest for digest in sent.brought if digest not in sent.kept and digest not in shelf]
+        # Another version in the history would stand behind it, and be taken for the newer one.
+        kept = {item.key for item in sent.kept.values()}
+        added = [digest for digest, item in sent.brought.items() if item.key not in kept and digest not in shelf]
         weighs = calm * sum(len(held[digest].content) for digest in added)
         if frozen or not stripped or calm < 1 or weighs < sent.history_bytes:
             added = []
@@ -162,7 +178,7 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
     )
 
 
-def _by_digest(found: Iterable[Item], key: bytes) -> dict[bytes, Item]:
-    """Of each item the newest version; what is short or may not move is no matter."""
-    newest = {item.key: item for item in found if item.promotable and item.referable}
+def _by_digest(found: Iterable[Item], key: bytes, stands: Container[tuple[str, str]]) -> dict[bytes, Item]:
+    """Of each item the newest version; what is short, may not move or stands already is no matter."""
+    newest = {item.key: item for item in found if item.promotable and item.referable and item.key not in stands}
     return {hashlib.blake2b(item.sha256, digest_size=8, key=key).digest(): item for item in newest.values()}

@@ -26,7 +26,7 @@ KEY_BYTES = 13
 _OPENS, _CLOSES, _WHOLE, _PLAIN = b"(", b")", b"*", b"-"
 
 _LINE = re.compile(r"\S[^\n]*")
-_SENTENCE_END = re.compile(r"(?<=[.!?;>])\s+|\s+(?=<)")
+_SENTENCE_END = re.compile(r"(?<=[.!?;>])\s+|(?<=\S)\s+(?=<)")
 _COUNTING = re.compile(
     r"\b(?:(?=\w*\d)\w+|(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun"
     r"|january|february|march|april|may|june|july|august|september|october|november|december"

@@ -161,7 +161,7 @@ def make(
     if not named or not parts.turns:
         if policy.anonymous_library and not named:
             shelf = library.recurring(sent, stood, known, again=again, frozen=_signed(job))
-        made = _plan(job, _fitted(job, _own(job, shelf.library)))
+        made = _plan(job, _fitted(job, _own(job, shelf.library, sent=True)))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
     else:
@@ -196,16 +196,22 @@ def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | 
     return Values(told=told, text=current.frame(told))
 
 
-def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False) -> Arrange:
-    """Arrange the client's own messages."""
+def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False, sent: bool = False) -> Arrange:
+    """Arrange the client's own messages; where the library was `sent` in them, items go with their turns."""
     slots = [Slot(message) for message in job.request.messages]
     told = _told(job, job.current.unchanged(job.begun))
 
     def arrange(dropped: tuple[Span, ...]) -> Draft:
         return layers.arrange(
-            slots, job.parts, library=shelf, lasting=lasting, context=job.request.hints.context, dropped=dropped,
-            l1=job.current.l1, values=told,
-        )  # fmt: skip
+            slots,
+            job.parts,
+            library=library.without(shelf, job.request, dropped) if sent and dropped else shelf,
+            lasting=lasting,
+            context=job.request.hints.context,
+            dropped=dropped,
+            l1=job.current.l1,
+            values=told,
+        )
 
     return arrange
 

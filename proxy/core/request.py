@@ -43,7 +43,8 @@ class Hints:
 class Request:
     """A chat request: the client's bytes, and what stands where in them.
 
-    `wants_usage` is None where its `stream_options` cannot be read: then nothing is asked for on our account.
+    `messages` are those of `placed`. `wants_usage` is None where its `stream_options` cannot be read: then nothing is
+    asked for on our account.
     """
 
     body: bytes
@@ -56,12 +57,8 @@ class Request:
     user: str | None
     metadata: Mapping[str, str]
     placed: tuple[Placed, ...]
+    messages: tuple[Message, ...]
     hints: Hints
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The messages without their places."""
-        return tuple(placed.message for placed in self.placed)
 
     def member(self, key: str) -> bytes:
         """Return a member's value as it stands in the body; empty when absent."""
@@ -101,6 +98,7 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
     def value(key: str) -> bytes:
         return body[members[key].value : members[key].end] if key in members else b""
 
+    placed = tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans)
     return Request(
         body=body,
         members=members,
@@ -112,7 +110,8 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
         user=_soft(value("safety_identifier"), str) or _soft(value("user"), str),
         metadata={key: text for key, text in (_soft(value("metadata"), dict[str, object]) or {}).items()
                   if isinstance(text, str)},
-        placed=tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans),
+        placed=placed,
+        messages=tuple(each.message for each in placed),
         hints=hints(value(OWN), count, tags) if OWN in members else Hints(),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from proxy.errors import Odd
 Order = tuple[bytes, ...]
 """Identities of the tools of one set, as they stood when the set was first seen."""
 
+_MOST_KEYS = 4_096
+"""Tools with more are left in the order they come in."""
+_DEEPEST = 32
 _RELATED = 0.5
 """Sets that share less than half are no versions of one another."""
 
@@ -54,17 +58,18 @@ def read(array: bytes) -> Toolset:
     except Odd:
         return NONE
     identities = tuple(_identity(raw) for raw in raws)
-    paths = (path for raw, identity in zip(raws, identities, strict=True) for path in _paths(raw, identity))
-    return Toolset(raws, identities, any(mark in array for mark in MARKS), tuple(paths))
+    paths = (path for raw, identity in zip(raws, identities, strict=True) for path in _paths(raw, identity, 0))
+    keys = tuple(itertools.islice(paths, _MOST_KEYS + 1))
+    return Toolset(raws, identities, any(mark in array for mark in MARKS), keys if len(keys) <= _MOST_KEYS else ())
 
 
 def respell(tools: Toolset, keys: Keys) -> Toolset:
     """Return the tools with their keys in another order, values spelled as they were; the same where nothing moves."""
-    if keys == tools.keys or tools.marked:
+    if keys == tools.keys or tools.marked or not tools.keys:
         return tools
     rank = {path: place for place, path in reversed(list(enumerate(keys)))}
     pairs = zip(tools.raws, tools.identities, strict=True)
-    raws = tuple(_respelled(raw, identity, rank) for raw, identity in pairs)
+    raws = tuple(_respelled(raw, identity, rank, 0) for raw, identity in pairs)
     return tools if raws == tools.raws else dataclasses.replace(tools, raws=raws, respelled=True)
 
 
@@ -80,9 +85,9 @@ def as_first(tools: Toolset, first: Keys) -> tuple[Toolset, Keys]:
 
 
 def joined(first: Keys, now: Keys) -> Keys:
-    """Return a lineage's order of keys: its first, and behind it what came since."""
-    known = {*first}
-    return (*first, *(path for path in now if path not in known)) if first else now
+    """Return a lineage's order of the keys there are now: as it first had them, and behind them what is new."""
+    known, here = {*first}, {*now}
+    return (*(path for path in first if path in here), *(path for path in now if path not in known))
 
 
 def arrange(tools: Toolset, known: Iterable[Order]) -> tuple[int, ...]:
@@ -123,11 +128,11 @@ def _path(above: bytes, key: str) -> bytes:
     return hashlib.blake2b(above + key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def _paths(raw: bytes, above: bytes) -> Iterator[bytes]:
+def _paths(raw: bytes, above: bytes, depth: int) -> Iterator[bytes]:
     """Walk the keys inside a value, as they stand."""
-    for path, start, end in _inside(raw, above):
+    for path, start, end in _inside(raw, above) if depth < _DEEPEST else ():
         yield path
-        yield from _paths(raw[start:end], path)
+        yield from _paths(raw[start:end], path, depth + 1)
 
 
 def _inside(raw: bytes, above: bytes) -> list[tuple[bytes, int, int]]:
@@ -142,9 +147,9 @@ def _inside(raw: bytes, above: bytes) -> list[tuple[bytes, int, int]]:
     return []
 
 
-def _respelled(raw: bytes, above: bytes, rank: Mapping[bytes, int]) -> bytes:
-    inside = _inside(raw, above)
-    values = [_respelled(raw[start:end], path, rank) for path, start, end in inside]
+def _respelled(raw: bytes, above: bytes, rank: Mapping[bytes, int], depth: int) -> bytes:
+    inside = _inside(raw, above) if depth < _DEEPEST else []
+    values = [_respelled(raw[start:end], path, rank, depth + 1) for path, start, end in inside]
     if raw.startswith(b"["):
         return splice(raw, [Edit(start, end, value) for (_, start, end), value in zip(inside, values, strict=True)])
     if not inside:

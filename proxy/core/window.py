@@ -17,35 +17,74 @@ from proxy.core.request import Request
 from proxy.core.turn import Shape
 
 LEAST_TURNS = 2
+MOST_PLACES = 8
+"""A window that stands in more places is made of words that say nothing."""
+MOST_BYTES = 2_000_000
+"""Of a longer conversation nothing is stored: no recall may take so long."""
 
 Weigh = Callable[[bytes], int]
 """Weighs a raw message in tokens."""
+Look = Callable[[bytes], Message]
+"""Analyses a raw message; whoever implements it remembers what it has analysed."""
 
 
 def left_out(
-    request: Request, parts: Shape, links: Mapping[Place, Link], weigh: Weigh, profile: Profile, *, idle_seconds: float
+    request: Request,
+    parts: Shape,
+    links: Mapping[Place, Link],
+    *,
+    weigh: Weigh,
+    look: Look,
+    profile: Profile,
+    idle_seconds: float,
 ) -> tuple[bytes, ...]:
     """Return the messages that stood in front of the client's window, oldest first; nothing where it is not sure.
 
-    Nor where the prompt cache has gone cold, or reading them from it costs more than reading the window anew.
+    Nor where the prompt cache has gone cold, or reading them from it costs more than reading the window anew; nor what
+    may have expired since (media), or of which a request may hold only a few (cache marks).
     """
-    window = request.messages[parts.leading :]
-    if not window or idle_seconds > profile.lifetime_seconds:
+    messages = request.messages
+    window = messages[parts.leading :]
+    if not window or window[0].role in {"tool", "function"} or idle_seconds > profile.lifetime_seconds:
         return ()
-    ends = [turn.end - parts.leading for turn in parts.turns if _answered(request.messages[turn.start : turn.end])]
-    worth = sum(weigh(request.raw(index)) for index in range(parts.leading, len(request.messages)))
-    # What holds most of the window was forwarded last: where the front was once given up, it is not taken up again.
-    best: tuple[int, int, Place, tuple[bytes, ...]] = (0, 0, b"", ())
+    stored = {link.raw for link in links.values()}
+    if any(request.raw(index) in stored for index in range(1, parts.leading)):
+        # A system message from the middle of the conversation is no L1.
+        return ()
+    ends = [turn.end - parts.leading for turn in parts.turns if _answered(messages[turn.start : turn.end])]
+    found: list[tuple[int, tuple[bytes, ...] | None]] = []
     for place, link in links.items():
         if lineage.after(link.before, window[0]) != place:
             continue
-        matched = _matched(window, place, links)
-        if sum(end <= matched for end in ends) < LEAST_TURNS:
-            continue
-        front = _front(link.before, links)
-        if front is not None and sum(map(weigh, front)) * profile.read <= worth:
-            best = max(best, (matched, len(front), place, front))
-    return best[-1]
+        matched = min(_matched(window, place, links), len(window) - 1)
+        if sum(end <= matched for end in ends) >= LEAST_TURNS:
+            found.append((matched, _front(link.before, links, look)))
+        if len(found) > MOST_PLACES:
+            return ()
+    front = _surest(found)
+    if not front or any(_expires(look(raw)) for raw in front):
+        return ()
+    worth = sum(weigh(request.raw(index)) for index in range(parts.leading, len(messages)))
+    return front if sum(map(weigh, front)) * profile.read <= worth else ()
+
+
+def _surest(found: Sequence[tuple[int, tuple[bytes, ...] | None]]) -> tuple[bytes, ...]:
+    """Return the front of the place that holds most of the window, the shortest of equals.
+
+    One may be the end of another: there it was given up once, and is not taken up again. Where two differ, one is that
+    of a branch which was abandoned, and nobody can say which.
+    """
+    fronts = [front for _, front in found if front is not None]
+    if len(fronts) < len(found) or not fronts:
+        return ()
+    longest = max(fronts, key=len)
+    if any(front and longest[-len(front) :] != front for front in fronts):
+        return ()
+    return max(found, key=lambda each: (each[0], -len(each[1] or ())))[1] or ()
+
+
+def _expires(message: Message) -> bool:
+    return bool(message.media) or message.marked
 
 
 def completed(request: Request, parts: Shape, front: Sequence[bytes]) -> bytes:
@@ -55,7 +94,10 @@ def completed(request: Request, parts: Shape, front: Sequence[bytes]) -> bytes:
 
 
 def links(request: Request, parts: Shape, places: Sequence[Place]) -> dict[Place, Link]:
-    """Return what is to be stored of a request, by place."""
+    """Return what is to be stored of a request, by place; nothing of one that could not be put in front again."""
+    messages = request.messages[parts.leading :]
+    if any(map(_expires, messages)) or sum(message.size_bytes for message in messages) > MOST_BYTES:
+        return {}
     return {
         places[index]: Link(places[index - 1] if index > parts.leading else b"", request.raw(index))
         for index in range(parts.leading, len(places))
@@ -75,12 +117,12 @@ def _matched(window: Sequence[Message], place: Place, links: Mapping[Place, Link
     return len(window)
 
 
-def _front(place: Place, links: Mapping[Place, Link]) -> tuple[bytes, ...] | None:
-    """Return all up to a place from the conversation's start on; None where a link is missing."""
+def _front(place: Place, links: Mapping[Place, Link], look: Look) -> tuple[bytes, ...] | None:
+    """Return all up to a place from the conversation's start on; None where a link is missing, or lies."""
     raws: list[bytes] = []
     while place:
         link = links.get(place)
-        if link is None:
+        if link is None or len(raws) > len(links) or lineage.after(link.before, look(link.raw)) != place:
             return None
         raws.append(link.raw)
         place = link.before

@@ -36,8 +36,8 @@ class Turn:
 class Scene:
     """One conversation. `strips` when the client takes attachments out of its history, as note-taking chats do.
 
-    `ticks` when the client writes the time at the head of its system prompt, as many agents do. `conversation` is the id
-    the client sends in a header; empty for the many clients that send none.
+    `ticks` when the client writes the time at the head of its system prompt, as many agents do. `conversation` is the
+    id the client sends in a header; empty for the many clients that send none.
     """
 
     title: str

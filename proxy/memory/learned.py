@@ -18,7 +18,7 @@ MOST_STANDING = 4
 MOST_TEMPLATES = 16
 MOST_RECURRING = 512
 _MOST_OWNERS = 1_000
-_MOST_KEYS = 1_000
+_MOST_PATHS = 50_000
 _ENTRY_BYTES = 300
 _LINE_BYTES = 60
 _DIGEST_BYTES = 50
@@ -33,6 +33,7 @@ class Book:
         self._standing: collections.OrderedDict[Place, dict[Standing, Standing]] = collections.OrderedDict()
         self._forms: dict[Form, int] = {}
         self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
+        self._paths = 0
         self._keys: collections.OrderedDict[bytes, Keys] = collections.OrderedDict()
         self._recurring: collections.OrderedDict[str, dict[bytes, float]] = collections.OrderedDict()
 
@@ -52,10 +53,11 @@ class Book:
         """Add an order of keys inside tools."""
         if keys:
             name = tools.digest(keys)
+            self._paths += 0 if name in self._keys else len(keys)
             self._keys[name] = keys
             self._keys.move_to_end(name)
-        while len(self._keys) > _MOST_KEYS:
-            self._keys.popitem(last=False)
+        while self._paths > _MOST_PATHS:
+            self._paths -= len(self._keys.popitem(last=False)[1])
 
     def put(self, place: Place, standing: Sequence[Standing]) -> None:
         """Add how a prompt stood at a place."""

@@ -15,7 +15,7 @@ import redis.asyncio as redis
 
 from proxy.core.lineage import Place
 from proxy.core.template import Standing, Template
-from proxy.memory.learned import MOST_STANDING, Book, since
+from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 from proxy.memory.store import Lesson
 
@@ -33,6 +33,21 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 """
 """KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
+
+
+_ADD = """
+if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+"""
+"""KEYS: items that recur. ARGV: one, since when (the first to say so is right), how many at most, seconds."""
+_TEACH = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
+  redis.call('DEL', KEYS[1])
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+"""
+"""KEYS: templates. ARGV: one's id, itself, how many at most, seconds. Those in use are back in a moment."""
 
 
 class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
@@ -74,6 +89,10 @@ class Lessons:
     def stale(self, partition: str) -> bool:
         """Whether it is time to ask again what others have learned; says so once."""
         return self._is_due((partition,), FRESH_SECONDS)
+
+    def doubt(self) -> None:
+        """Take nothing for written: Redis failed, and may have lost what it had."""
+        self._written_at.clear()
 
     async def fetch(self, partition: str, places: Sequence[Place]) -> Fetched:
         """Return what Redis holds. Raises what reading raises."""
@@ -122,14 +141,12 @@ class Lessons:
         if self._is_due((partition, digest), _AGAIN_SECONDS):
             pipe.set(self._key(partition, "form", digest), packed, ex=self._ttl_seconds)
         if template is not None and self._is_due((partition, *_so_far(template)), FRESH_SECONDS):
-            pipe.hset(templates, template.id.hex(), pack_template(template))
-            pipe.expire(templates, self._ttl_seconds)
+            pipe.eval(_TEACH, 1, templates, template.id, pack_template(template), MOST_TEMPLATES, self._ttl_seconds)
         if lesson.keys and self._is_due((partition, standing.keys), _AGAIN_SECONDS):
             joined = b"".join(lesson.keys)
             pipe.set(self._key(partition, "keys", standing.keys), joined, ex=self._ttl_seconds)
         for item, since_when in since(lesson).items():
-            pipe.hsetnx(recurring, item, repr(since_when))
-            pipe.expire(recurring, self._ttl_seconds)
+            pipe.eval(_ADD, 1, recurring, item, repr(since_when), MOST_RECURRING, self._ttl_seconds)
 
     def _is_due(self, what: tuple[object, ...], seconds: float) -> bool:
         """Whether this was not written a moment ago; many requests bring the same."""

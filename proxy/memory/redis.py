@@ -357,6 +357,7 @@ class RedisStore(Store):
                 result = await work
         except (RedisError, OSError, TimeoutError):
             self._on_error(operation)
+            self._lessons.doubt()
             self._failures += 1
             if self._failures >= _FAILURES:
                 self._trip()

@@ -91,6 +91,7 @@ def test_tags_and_fences_make_blocks(text: str, found: list[Block]) -> None:
         pytest.param("x" * 1_000_000, id="one word"),
         pytest.param("a. " * 300_000, id="sentences without end"),
         pytest.param("1" * 1_000_000, id="one number"),
+        pytest.param("a" + " " * 100_000 + "b" + "c" * 400, id="blanks without end"),
     ],
 )
 def test_odd_prompts_take_bounded_time(

@@ -203,3 +203,32 @@ def test_an_image_is_no_matter() -> None:
     """What may not move is not counted as sent again."""
     image = "<note_context><path>i.md</path>data:image/png;base64," + "A" * 2_000 + "</note_context>"
     assert digests(image) == ()
+
+
+def test_items_go_with_their_turns() -> None:
+    """Over a budget an item of a turn that is cut does not stay in L2 and keep the prompt too long."""
+    client = Client()
+    client.say(SYSTEM, asked("q0", A))
+    client.say(SYSTEM, user("q0"), OK, asked("q1", A))
+    long = asked("q0", note("a.md") + "\n\n" + "<document id='x'>" + WORDS * 40 + "</document>")
+    messages = [long, OK, user("q1"), OK, user("word " * 300)]
+    sent = client.say(SYSTEM, *messages, budget=4_096 + 1_500)
+    assert client.made is not None
+    assert (client.made.dropped_turns, client.made.actions) == (1, ("turns_dropped",))
+    assert "a.md" not in str(sent)
+
+
+def test_an_item_that_stands_in_l1_is_not_copied() -> None:
+    """L1 has it already."""
+    client = Client()
+    for turn in range(3):
+        sent = client.say(f"{SYSTEM}\n\n{A}", *stripped(turn), asked(f"q{turn}", A))
+        assert str(sent).count(WORDS) == 1
+
+
+def test_a_version_in_the_history_keeps_the_other_out_of_the_library() -> None:
+    """It would stand behind it, and be taken for the newer one; the newest version stands once."""
+    client = Client()
+    for turn in range(4):
+        sent = client.say(SYSTEM, asked("q", note("a.md", 1)), OK, *stripped(turn), asked(f"q{turn}", note("a.md", 2)))
+        assert str(sent).count("a.md 2\\n") == 1

@@ -1,6 +1,8 @@
 """Whole tools in the tenant's first-seen order; inside a tool, and where the client marks its cache, nothing moves."""
 
+import contextlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -156,6 +158,7 @@ def test_marked_tools_keep_their_keys() -> None:
 def test_a_lineages_order_grows_at_its_end() -> None:
     """What came first stays first; a lineage without a first takes what it is given."""
     assert tools.joined((b"a", b"b"), (b"c", b"b", b"a")) == (b"a", b"b", b"c")
+    assert tools.joined((b"a", b"b"), (b"c", b"b")) == (b"b", b"c")
     assert tools.joined((), (b"c", b"b")) == (b"c", b"b")
 
 
@@ -179,3 +182,21 @@ def test_whatever_the_order_a_tool_is_sent_as_it_first_was(tool: dict[str, Any],
     """And means what it meant."""
     first, now = orjson.dumps(tool), orjson.dumps(shuffled(tool, rng))
     assert spelled(now, first) == b"[" + first + b"]"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(b"[[" + b"1," * 500_000 + b"1]]", id="numbers without end"),
+        pytest.param(b"[" + b'{"a":' * 200 + b'"' + b"x" * 500_000 + b'"' + b"}" * 200 + b"]", id="deep"),
+        pytest.param(orjson.dumps([{f"k{number}": number for number in range(100_000)}]), id="keys without end"),
+    ],
+)
+def test_odd_tools_take_bounded_time(
+    array: bytes, guard: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    """They are left as they are."""
+    with guard(5):
+        found = read(array)
+        assert len(found.keys) <= 4_096
+        assert tools.respell(found, (b"x", *reversed(found.keys))).identities == found.identities

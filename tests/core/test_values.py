@@ -32,7 +32,13 @@ class Client:
     now: float = 0.0
     made: Plan | None = None
 
-    def say(self, system: object, *messages: dict[str, Any], answer: dict[str, Any] | None = None) -> Messages:
+    def say(
+        self,
+        system: object,
+        *messages: dict[str, Any],
+        answer: dict[str, Any] | None = None,
+        budget: int | None = None,
+    ) -> Messages:
         self.now += 1
         sent = [*([{"role": "system", "content": system}] if system is not None else []), *messages]
         request = read_body({"model": "gpt-4o", "messages": sent})
@@ -44,7 +50,7 @@ class Client:
             self.store.copy(self.name or ""),
             model=describe(request.model),
             policy=plan.Policy(
-                mode="layered", promotion=self.promotion, budget_tokens=None, reserve_tokens=4_096,  # type: ignore[arg-type]
+                mode="layered", promotion=self.promotion, budget_tokens=budget, reserve_tokens=4_096,  # type: ignore[arg-type]
                 over_budget="forward", profile=self.profile,
             ),
             named=self.name is not None,

@@ -1,5 +1,7 @@
 """Windowed clients: a named conversation's last messages are completed from what stood in front of them, if sure."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -9,7 +11,7 @@ from proxy.core import lineage, window
 from proxy.core.epoch import Profile
 from proxy.core.lineage import Link
 from proxy.core.turn import shape
-from tests.core.conftest import as_bytes, read_body
+from tests.core.conftest import ANALYST, as_bytes, read_body
 
 Messages = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "You help."}
@@ -40,7 +42,9 @@ class Memory:
     def take(self, *messages: dict[str, Any], idle: float = 0.0) -> Messages:
         request = read_body({"model": "m", "messages": [SYSTEM, *messages], "seed": 1})
         parts = shape(request.messages)
-        front = window.left_out(request, parts, self.links, len, self.profile, idle_seconds=idle)
+        front = window.left_out(
+            request, parts, self.links, weigh=len, look=ANALYST.analyse, profile=self.profile, idle_seconds=idle
+        )
         if front:
             request = read_body(window.completed(request, parts, front))
             parts = shape(request.messages)
@@ -162,4 +166,84 @@ def test_a_missing_link_leaves_the_window_alone() -> None:
 def test_an_empty_body_is_none() -> None:
     """There is nothing a window could stand in."""
     request = read_body(as_bytes({"messages": []}))
-    assert window.left_out(request, shape(()), {}, len, Profile(), idle_seconds=0.0) == ()
+    assert (
+        window.left_out(request, shape(()), {}, weigh=len, look=ANALYST.analyse, profile=Profile(), idle_seconds=0.0)
+        == ()
+    )
+
+
+def test_of_two_branches_nobody_can_say_which_goes_on() -> None:
+    """Where the first words were edited away, and all others are the same, they stay away."""
+    memory = Memory()
+    rest = turns(2, 3, 4, 5)
+    for first in ("My key is 1.", "(removed)"):
+        begun = [{"role": "user", "content": first}, {"role": "assistant", "content": "Noted."}]
+        for at in range(0, len(rest), 2):
+            memory.take(*begun, *rest[:at], rest[at])
+    messages = [*rest, asked(6)]
+    assert memory.take(*messages) == messages
+
+
+def test_a_conversation_that_starts_over_is_what_it_is() -> None:
+    """The same words again, from the start: nothing stood in front of them."""
+    ping = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
+    memory = Memory()
+    for number in range(6):
+        memory.take(*ping * number, ping[0])
+    again = [*ping * 2, ping[0]]
+    assert memory.take(*again) == again
+
+
+def test_a_window_that_begins_with_a_result_is_left_alone() -> None:
+    """Its call may have been another's."""
+    calls = [{"id": "x", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": "x", "content": "found"}
+    memory = Memory()
+    steps = [asked(1), called, result, turns(1)[1]]
+    for number in range(2, 6):
+        memory.take(*steps, *turns(*range(2, number)), asked(number))
+    messages = [result, turns(1)[1], *turns(2, 3, 4), asked(5)]
+    assert memory.take(*messages) == messages
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        [{"type": "image_url", "image_url": {"url": "https://a.b/c.png?expires=1"}}],
+        [{"type": "text", "text": "question 1", "cache_control": {"type": "ephemeral"}}],
+    ],
+)
+def test_what_cannot_be_sent_again_is_not(first: object) -> None:
+    """An address that has expired, or one cache mark too many, is refused."""
+    memory = Memory()
+    begun = [{"role": "user", "content": first}, {"role": "assistant", "content": "answer 1"}]
+    for number in range(2, 7):
+        memory.take(*begun, *turns(*range(2, number)), asked(number))
+    messages = [*turns(3, 4, 5), asked(6)]
+    assert memory.take(*messages) == messages
+
+
+def test_a_memory_that_lies_is_not_believed() -> None:
+    """A link in a circle, or of other words than its place says."""
+    for lie in (
+        lambda place, link: Link(place, link.raw),
+        lambda _, link: Link(link.before, b'{"role":"user","content":"x"}'),
+    ):
+        memory = whole(6)
+        place = next(place for place, link in memory.links.items() if b"question 2" in link.raw)
+        memory.links[place] = lie(place, memory.links[place])
+        messages = [*turns(4, 5, 6), asked(7)]
+        assert memory.take(*messages) == messages
+
+
+def test_words_that_recur_without_end_take_bounded_time(
+    guard: Callable[[int], contextlib.AbstractContextManager[None]],
+) -> None:
+    """A thousand times the same is nobody's place."""
+    go_on = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": "ok"}]
+    memory = Memory()
+    memory.take(*go_on * 1_000, go_on[0])
+    messages = [*go_on * 200, go_on[0]]
+    with guard(5):
+        assert memory.take(*messages) == messages

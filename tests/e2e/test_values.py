@@ -121,3 +121,13 @@ async def test_an_anonymous_library_switched_off() -> None:
         await ask(rig, policy, user(f"{attached}\n\nq0"))
         asked = [policy, user("q0"), OK, user(f"{attached}\n\nq1")]
         assert await ask(rig, *asked) == asked
+
+
+@pytest.mark.parametrize("more", [{"tools": [{"type": "function", "function": {"name": "a"}}]}, {"strata": {}}])
+async def test_no_messages_are_the_upstreams_to_judge(more: dict[str, Any]) -> None:
+    """Its own refusal comes back."""
+    async with rigged() as rig:
+        for headers in ({}, {"x-strata-conversation": "c"}):
+            answer = await rig.proxy.post({**chat_body(messages=[]), **more}, headers=headers)
+            assert answer.status_code == 400
+            assert "messages" in answer.json()["error"]["message"]

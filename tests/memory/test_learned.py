@@ -59,6 +59,7 @@ async def test_items_that_recur_stand_in_the_order_they_first_did(store: Store) 
     await store.learn("t", b"a", Standing(), Lesson(2.0, None, (b"z", b"a")))
     await store.learn("t", b"b", Standing(), Lesson(3.0, None, (b"b", b"z")))
     await store.learn("other", b"b", Standing(), Lesson(1.0, None, (b"x",)))
+    await store.learn("t", b"c", Standing(), Lesson(9.0, None, (b"z",)))
     assert (await store.learned("t", (), b"here")).recurring == (b"z", b"a", b"b")
 
 
@@ -157,3 +158,28 @@ def test_places_of_lineages_are_kept_apart() -> None:
     }
     assert len(places) == 12
     assert keys.lines("a") != keys.lines("b")
+
+
+async def test_what_an_owner_teaches_redis_is_bounded(redis_url: str, raw: Any, connect: Connect) -> None:
+    """However many different prompts and items it sends."""
+    one = connect(redis_url)
+    for number in range(600):
+        item = number.to_bytes(8, "big")
+        await one.learn("t", b"p", Standing(), Lesson(float(number), Template(id=item, count=1, lines=()), (item,)))
+    assert raw.hlen("strata:3:lines:{t}:templates") <= MOST_TEMPLATES
+    assert raw.hlen("strata:3:lines:{t}:recurring") <= MOST_RECURRING
+    assert raw.hlen("strata:3:lines:{t}:at:70") == 1
+    await one.close()
+
+
+async def test_a_redis_that_failed_is_told_again(server: Any, connect: Connect, told: Any) -> None:
+    """What was written a moment before it lost everything is not taken for written."""
+    one, two = connect(server.url), connect(server.url)
+    await one.learn("t", b"a", Standing(FORM), Lesson(1.0))
+    server.kill()
+    await one.learn("t", b"a", Standing(FORM), Lesson(1.0))
+    server.start()
+    await one.learn("t", b"b", Standing(FORM), Lesson(1.0))
+    assert (await two.learned("t", [b"b"], b"here")).standing == {b"b": (Standing(FORM),)}
+    await one.close()
+    await two.close()
