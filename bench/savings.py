@@ -40,7 +40,7 @@ from rich.table import Table
 
 from engine import Engine
 from peer import Peer, Recorder
-from traffic import MODEL, Exchange, Workload, pieces, workloads
+from traffic import MODEL, Exchange, Workload, pieces, volatile, workloads
 
 MEMORY_BYTES = 512_000_000
 
@@ -221,12 +221,13 @@ def measure_engine(workload: Workload, url: str, strategy: Strategy) -> Line:
 
 
 def floor_tokens(workload: Workload, rules: Rules) -> int:
-    """Count each distinct piece of content once a lifetime: less nobody can read."""
+    """Count each distinct piece of content once a lifetime, changing values once a turn: less nobody can read."""
+    changing = volatile(workload.exchanges)
     seen: dict[object, float] = {}
     lifetime = rules.lifetime_seconds or float("inf")
     scale, total = _scale(), 0
     for exchange in workload.exchanges:
-        for key, text in pieces(exchange, _blocks):
+        for key, text in pieces(exchange, _blocks, changing[exchange.thread]):
             if key not in seen or exchange.at - seen[key] > lifetime:
                 total += scale.text(text)
             seen[key] = exchange.at

@@ -319,12 +319,45 @@ def _shared_documents(rng: random.Random, _: Path | None) -> Workload:
     return Workload(title="50 conversations over 10 documents", breaks=True, exchanges=timed(threads))
 
 
-def pieces(exchange: Exchange, blocks: Callable[[str], Sequence[str]]) -> Iterator[tuple[object, str]]:
+def volatile(exchanges: Iterable[Exchange]) -> dict[str, set[str]]:
+    """Return each thread's system lines that are not in all of its requests, and what stands in one block with them."""
+    prompts: dict[str, list[list[str]]] = {}
+    for exchange in exchanges:
+        messages = orjson.loads(exchange.body)["messages"]
+        lines = [
+            line for message in messages if message["role"] == "system" for line in message["content"].splitlines()
+        ]
+        prompts.setdefault(exchange.thread, []).append(lines)
+    found: dict[str, set[str]] = {}
+    for thread, each in prompts.items():
+        always = set.intersection(*map(set, each))
+        found[thread] = {line for lines in each for line in lines if line not in always}
+        for lines in each:
+            for block in _tagged(lines):
+                if found[thread] & {*block}:
+                    found[thread] |= {*block}
+    return found
+
+
+def _tagged(lines: Sequence[str]) -> Iterator[Sequence[str]]:
+    opened = 0
+    for at, line in enumerate(lines):
+        if line.startswith("</"):
+            yield lines[opened + 1 : at]
+        elif line.startswith("<"):
+            opened = at
+
+
+def pieces(
+    exchange: Exchange, blocks: Callable[[str], Sequence[str]], changing: set[str]
+) -> Iterator[tuple[object, str]]:
     """Cut a request into distinct pieces of content, each with what makes it distinct: for the floor.
 
-    Items and system lines are the same wherever they stand; what people and models said belongs to its thread.
+    Items and system lines are the same wherever they stand; what people and models said belongs to its thread. Values
+    of the system prompt that change are told once a turn, by whatever was asked last.
     """
     body: Mapping[str, Any] = orjson.loads(exchange.body)
+    turn = next((message["content"] for message in reversed(body["messages"]) if message["role"] == "user"), "")
     for tool in body.get("tools", ()):
         text = orjson.dumps(tool).decode()
         yield ("tool", text), text
@@ -332,7 +365,7 @@ def pieces(exchange: Exchange, blocks: Callable[[str], Sequence[str]]) -> Iterat
         text = message.get("content") or ""
         if message["role"] == "system":
             for line in text.splitlines():
-                yield ("line", line), line
+                yield (("value", exchange.thread, turn, line) if line in changing else ("line", line)), line
             continue
         for block in blocks(text):
             yield ("item", block), block
