@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from proxy.core.conversation import Name
-from proxy.core.lineage import NOTHING, Recalled
+from proxy.core.lineage import NOTHING, Place, Recalled
 from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan
@@ -24,7 +24,8 @@ from proxy.upstream.client import Exchange
 class Call:
     """`started` and `forwarded` are seconds of the monotonic clock, `at` of the wall clock.
 
-    `sent` is the client's own request; `request` is the same, or a windowed client's with `kept_messages` in front.
+    `place` is where how the prompt stands is remembered. `sent` is the client's own request; `request` is the same, or a
+    windowed client's with `kept_messages` in front.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class Call:
     name: Name | None = None
     conversation: str | None = None
     entry: Entry | None = None
+    place: Place | None = None
     recalled: Recalled = NOTHING
     orders: tuple[Order, ...] = ()
     plan: Plan | None = None

@@ -29,7 +29,7 @@ from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.learned import MOST_STANDING
-from proxy.memory.store import Entry, Keys, Learned, Lesson, Store, Tally, View
+from proxy.memory.store import DONE, Entry, Keys, Learned, Lesson, Store, Tally, View, Writing
 from proxy.observe.record import Outcome, Record
 from proxy.settings import Settings
 from proxy.tenants import Tenants
@@ -89,7 +89,7 @@ class Pipeline:
                 await self._plan(call, request, recalled, known)
                 self._remember(call, request)
                 self._remember_order(call)
-                self._remember_standing(call, request)
+                self._remember_standing(call)
             except Odd as odd:
                 call.cause = odd.cause
             await self._forwarder.forward(call, client, raw)
@@ -200,7 +200,7 @@ class Pipeline:
         places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
-        here = self._place(call, places[-1])
+        here = call.place = self._place(call, places[-1])
         learned = await self._store.learned(self._partition(call), earlier, here)
         return known(earlier, begins, here, learned, key=key, lines=lines)
 
@@ -270,22 +270,26 @@ class Pipeline:
         links = {place: link for place, link in links.items() if place not in call.recalled.links}
         if fresh or plan.began or links:
             began = plan.epoch if plan.began else None
-            self._background.start(self._store.remember(call.conversation, fresh, began, links))
+            self._beside(self._store.remember(call.conversation, fresh, began, links))
 
     def _remember_order(self, call: Call) -> None:
         """Store the order of a set of tools that was not seen before."""
         order = call.plan.order if call.plan else ()
         if len(order) > 1 and all(set(known) != set(order) for known in call.orders):
-            self._background.start(self._store.order(self._partition(call), order))
+            self._beside(self._store.order(self._partition(call), order))
 
-    def _remember_standing(self, call: Call, request: Request) -> None:
+    def _remember_standing(self, call: Call) -> None:
         """Store how the prompt stands: the next request of this lineage keeps its form."""
         plan = call.plan
-        if plan is None or not plan.teaches or not request.messages:
+        if plan is None or call.place is None or not plan.teaches:
             return
-        place = self._place(call, lineage.chain(request.messages, plan.parts)[-1])
         lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned, plan.keys)
-        self._background.start(self._store.learn(self._partition(call), place, plan.standing, lesson))
+        self._beside(self._store.learn(self._partition(call), call.place, plan.standing, lesson))
+
+    def _beside(self, writing: Writing) -> None:
+        """Let a write go on beside the request, where it is not done already."""
+        if writing is not DONE:
+            self._background.start(writing)
 
     def _partition(self, call: Call) -> str:
         return self._keys().partition(call.tenant.owner)
@@ -293,7 +297,7 @@ class Pipeline:
     def _heard(self, call: Call, replies: tuple[bytes, ...]) -> None:
         """Store what the answer said, as soon as it is whole."""
         if call.conversation is not None and call.entry is not None and replies:
-            self._background.start(self._store.answered(call.conversation, call.entry, replies))
+            self._beside(self._store.answered(call.conversation, call.entry, replies))
 
     # record
 

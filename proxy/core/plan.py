@@ -166,7 +166,8 @@ def make(
         made = _eager(job, recalled)
     else:
         made = _deferred(job, recalled)
-    draft = dataclasses.replace(made.draft, tools=tools.spliced(given, places))
+    spliced = tools.spliced(given, places)
+    draft = dataclasses.replace(made.draft, tools=spliced) if spliced else made.draft
     return dataclasses.replace(
         made, draft=draft, order=order, keys=keys, formed=formed, current=current, recurring=shelf
     )

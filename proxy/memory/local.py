@@ -14,7 +14,7 @@ from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Recalled
 from proxy.core.template import Standing, Template
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since
-from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
+from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -99,7 +99,7 @@ class LocalStore(Store):
         self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
     ) -> Writing:
         self.put(conversation, entries, epoch, links)
-        return _nothing()
+        return DONE
 
     def put(
         self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
@@ -129,7 +129,7 @@ class LocalStore(Store):
     @override
     def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
         self.answer(conversation, entry, replies)
-        return _nothing()
+        return DONE
 
     def answer(self, conversation: str, entry: Entry, replies: Iterable[bytes]) -> None:
         """As `answered`, with nobody else to tell."""
@@ -154,7 +154,7 @@ class LocalStore(Store):
     @override
     def order(self, partition: str, order: Order) -> Writing:
         self.put_order(partition, order)
-        return _nothing()
+        return DONE
 
     def put_order(self, partition: str, order: Order, *, wins: bool = False) -> bool:
         """As `order`, with nobody else to tell; with `wins` in the place of what was known of the set.
@@ -176,7 +176,7 @@ class LocalStore(Store):
     @override
     def learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Writing:
         self.note_learned(partition, place, standing, lesson)
-        return _nothing()
+        return DONE
 
     def note_learned(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> Template | None:
         """As `learn`, with nobody else to tell; return the template as it is now known."""
@@ -259,7 +259,3 @@ class LocalStore(Store):
         while self._size > self._max_bytes and self._conversations:
             _, oldest = self._conversations.popitem(last=False)
             self._size -= oldest.size
-
-
-async def _nothing() -> None:
-    """There is nobody to tell."""

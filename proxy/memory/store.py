@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from typing_extensions import override
 
 from proxy.core.lineage import Epoch, Link, Place, Recalled
 from proxy.core.template import Standing, Template
@@ -95,6 +97,29 @@ class Tally:
 
 
 Writing = Coroutine[Any, Any, None]
+
+
+class _Done(Coroutine[Any, Any, None]):
+    """A write that is done: there is nobody else to tell, and nothing to wait for."""
+
+    @override
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+    @override
+    def send(self, value: Any) -> Any:
+        raise StopIteration
+
+    @override
+    def throw(self, *error: Any) -> Any:
+        raise StopIteration
+
+    @override
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+DONE: Writing = _Done()
 NO_LINKS: Mapping[Place, Link] = {}
 
 
@@ -191,7 +216,8 @@ class Keys:
 
     def place(self, partition: str, name: str, user: str, place: Place) -> Place:
         """Digest a place for what is remembered beside no conversation; its name and end user keep lineages apart."""
-        return bytes.fromhex(self._digest("place", partition, name, user, place.hex()))
+        key = bytes.fromhex(self._digest("place", partition, name, user))
+        return hashlib.blake2b(place, digest_size=16, key=key).digest()
 
     def _digest(self, *parts: str) -> str:
         return _digest(self.secret, parts)
