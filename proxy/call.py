@@ -24,8 +24,8 @@ from proxy.upstream.client import Exchange
 class Call:
     """`started` and `forwarded` are seconds of the monotonic clock, `at` of the wall clock.
 
-    `place` is where how the prompt stands is remembered. `sent` is the client's own request; `request` is the same, or a
-    windowed client's with `kept_messages` in front.
+    `place` is where how the prompt stands is remembered. `sent` is the client's own request; `request` is the same, or
+    a windowed client's with `kept_messages` in front.
     """
 
     request_id: str
@@ -104,6 +104,8 @@ class Call:
             dropped_exchanges=plan.dropped_exchanges if plan else 0,
             actions=plan.actions if plan else (),
             kept_messages=self.kept_messages,
+            current_values=len(plan.current.slots) if plan else 0,
+            lines_behind=plan.formed.count("behind") if plan and plan.formed else 0,
             references=len(plan.draft.referenced) if plan else 0,
             referenced_tokens=self.referenced_tokens,
             library_items=len(plan.draft.library.items) if plan else 0,

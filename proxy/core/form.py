@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -133,8 +133,13 @@ class Followed:
     broke: int | None = None
 
 
-def follow(lines: tuple[Line, ...], form: Form, known: Lessons) -> Followed | None:
-    """Keep the lineage's form, but where one of its own lines changed; None where it is another prompt."""
+def follow(
+    lines: tuple[Line, ...], form: Form, known: Lessons, shared: Container[Key] = frozenset()
+) -> Followed | None:
+    """Keep the lineage's form, but where one of its own lines changed; None where it is another prompt.
+
+    `shared` are lines that many lineages have: whoever changes one of those edits the prompt, be it only a number.
+    """
     keys = tuple(line.key for line in lines)
     if keys == form.lines and not form.slots and not form.behind:
         return Followed(Roles.all_kept(lines), form)
@@ -142,7 +147,7 @@ def follow(lines: tuple[Line, ...], form: Form, known: Lessons) -> Followed | No
     if sum(at >= 0 for at in match) * 2 < len(form.lines):
         return None
     roles = Roles(lines, ["behind" if at in form.behind else "kept" for at in match], set())
-    change = _Change(roles, form, known)
+    change = _Change(roles, form, known, shared)
     for gap in gaps(match, len(form.lines), {*form.slots}):
         slot = any(gap.low <= at <= gap.high for at in form.slots)
         if gap.low < gap.high or (gap.new and not (slot and change.is_value(gap))):
@@ -179,8 +184,8 @@ class Between:
 class _Change:
     """Takes the changes of a lineage's own lines: an edit in place, or from now on volatile."""
 
-    def __init__(self, roles: Roles, form: Form, known: Lessons) -> None:
-        self._roles, self._was, self._known = roles, form, known
+    def __init__(self, roles: Roles, form: Form, known: Lessons, shared: Container[Key]) -> None:
+        self._roles, self._was, self._known, self._shared = roles, form, known, shared
         self._blocks: tuple[Block, ...] | None = None
         self.broke: int | None = None
         self.edited: frozenset[Gap] = frozenset()
@@ -200,7 +205,8 @@ class _Change:
         where = beside(self._was.lines, gap.low, gap.high)
         behind = bool(gone) and all(at in self._was.behind for at in range(gap.low, gap.high))
         self._roles.mark(gap.new, "behind" if behind else "kept")
-        if new and [text_lines.words(key) for key in new] == [text_lines.words(key) for key in gone]:
+        counted = new and [text_lines.words(key) for key in new] == [text_lines.words(key) for key in gone]
+        if counted and not any(key in self._shared for key in gone):
             self.words |= {text_lines.words(key) for key in gone}
             volatile: range | list[int] = gap.new
         elif (block := self._block(gap, gone)) is not None:

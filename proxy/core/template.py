@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ BELONGS = 2 / 3
 """A prompt in which less of a template's stable text stands is another prompt."""
 WINDOW = 16
 """So many lineages are looked back at."""
+MANY = 3
+"""What stood in so many lineages is the operator's."""
 LEAST_BEHIND = 512
 """Less stable text, in characters, behind a line of one lineage is not worth moving the line."""
 _LINEAGES = (1 << WINDOW) - 1
@@ -55,6 +57,11 @@ class Template:
     def stable(self) -> dict[Key, int]:
         """The lines that recur, and their sizes."""
         return {seen.key: seen.size for seen in self.lines if seen.lineages.bit_count() >= BELONGS * self.count}
+
+    @property
+    def shared(self) -> Collection[Key]:
+        """The lines that many lineages have; with few lineages nobody knows."""
+        return self.stable if self.count >= MANY else ()
 
     @functools.cached_property
     def settled(self) -> bool:
@@ -109,9 +116,9 @@ class Known:
     recurring: tuple[bytes, ...] = ()
     keys: Mapping[bytes, Keys] = field(default_factory=dict)
 
-    def lessons(self, template: bytes) -> Lessons:
-        """Return what is known of a template's volatile lines."""
-        return next((each.lessons for each in self.templates if each.id == template), forms.NO_LESSONS)
+    def template(self, name: bytes) -> Template | None:
+        """Return a template by its id."""
+        return next((each for each in self.templates if each.id == name), None)
 
 
 NOTHING_KNOWN = Known(b"")
@@ -164,23 +171,23 @@ def nearest(known: Known, items: Iterable[bytes]) -> Standing | None:
 def form(stood: Standing | None, known: Known) -> Formed:
     """Say what part each line has. The same lines and knowledge give the same answer, in any process."""
     if stood is not None:
-        followed = forms.follow(known.lines, stood.form, known.lessons(stood.form.template))
+        template = known.template(stood.form.template)
+        lessons, shared = (template.lessons, template.shared) if template else (forms.NO_LESSONS, ())
+        followed = forms.follow(known.lines, stood.form, lessons, shared)
         if followed is not None:
-            return _learned(followed, known)
+            return _learned(followed, template)
     return _begin(known)
 
 
-def _learned(followed: Followed, known: Known) -> Formed:
+def _learned(followed: Followed, template: Template | None) -> Formed:
     """Keep what a lineage's own changes taught; where it breaks anyway, it may take the form the others have."""
-    was = followed.form.template
-    template = next((each for each in known.templates if each.id == was), None)
     if followed.broke is None or template is None:
         return Formed(followed.roles, followed.form)
     now = dataclasses.replace(template, lessons=template.lessons.also(followed.lessons))
     shared = _share(followed.roles, now, before=followed.broke) if followed.lessons.gaps else None
     roles, became = followed.roles, followed.form
     if shared is not None:
-        roles, became = shared, shared.form(was, became.edited)
+        roles, became = shared, shared.form(template.id, became.edited)
     return Formed(roles, became, None if now == template else now)
 
 

@@ -20,7 +20,8 @@ class Record:
 
     `predicted_tokens` are those the upstream's prompt cache should hold of what was forwarded, `as_sent_tokens` those
     it would have held of the client's own bytes, in its tokens where it reports any; the uplift is their difference.
-    `kept_messages` stand in front of what a windowed client sent.
+    `kept_messages` stand in front of what a windowed client sent; `current_values` are places of L1 whose values are
+    told elsewhere, `lines_behind` its lines that stand behind what others share.
     `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
     stream that reached the client, known also where usage never came.
     """
@@ -41,6 +42,8 @@ class Record:
     dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
     kept_messages: int = 0
+    current_values: int = 0
+    lines_behind: int = 0
     references: int = 0
     referenced_tokens: int = 0
     library_items: int = 0

@@ -121,6 +121,16 @@ def test_a_name_that_stands_behind_already_is_not_moved() -> None:
     assert parts(made) == "k" * 12
 
 
+def test_a_number_in_a_rule_that_all_share_is_edited() -> None:
+    """Whoever changes it corrects a rule, which must not lose the system role; if it changes again it is volatile."""
+    tenant = Tenant()
+    rule = [*POLICY, "Refund at most $100."]
+    mine = [tenant.take(*rule) for _ in range(4)][-1]
+    edited = tenant.take(*POLICY, "Refund at most $50.", form=mine.form)
+    assert parts(edited) == ALL + "k"
+    assert parts(tenant.take(*POLICY, "Refund at most $20.", form=edited.form)) == ALL + "v"
+
+
 def test_a_redeployed_prompt_stays_in_order() -> None:
     """An operator's edit of a line is no difference between users: new lineages have it in its place."""
     tenant = Tenant()
@@ -151,8 +161,8 @@ def test_where_it_breaks_anyway_a_lineage_takes_the_form_of_the_others() -> None
     """A name at the head is worth moving when the line behind it has just become volatile."""
     tenant = Tenant()
     mine = tenant.take("The user is Ada.", clock(1), *POLICY)
-    for name in ("Bob", "Cleo", "Dan"):
-        tenant.take(f"The user is {name}.", clock(1), *POLICY)
+    for minute, name in enumerate(("Bob", "Cleo", "Dan"), start=10):
+        tenant.take(f"The user is {name}.", clock(minute), *POLICY)
     assert parts(tenant.take("The user is Ada.", clock(2), *POLICY, form=mine.form)) == "bv" + ALL
 
 
