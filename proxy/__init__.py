@@ -18,7 +18,7 @@ Who may import whom, outermost first (import-linter holds it):
     forward · call · relay             parts of a chat request's way
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
-    settings | background | ranks      the environment, tasks, the tokenizers' data
+    settings | background | ranks | prices   the environment, tasks, the tokenizers' data, what models cost
     core                               pure: values in, values out; no clock, I/O, randomness or logging
     errors
 

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.admin import Admin
 from proxy.background import Background
 from proxy.core.items import Tags
+from proxy.core.price import Rates
 from proxy.memo import Analyst, count
 from proxy.memory.local import LocalStore
 from proxy.memory.redis import RedisStore
@@ -24,7 +25,8 @@ from proxy.observe.log import Log
 from proxy.observe.metrics import Metrics
 from proxy.passthrough import Passthrough
 from proxy.pipeline import Pipeline
-from proxy.settings import Settings, load
+from proxy.prices import Prices
+from proxy.settings import PriceSettings, Settings, load
 from proxy.tenants import Tenants
 from proxy.upstream.client import Client, Timeouts
 from proxy.upstream.target import is_chat, normal
@@ -55,8 +57,10 @@ class Services:
         self._given = settings.secret.get_secret_value().encode() if settings.secret else None
         self._keys = Keys(self._given or secrets.token_bytes(32))
         self.store = self._store(settings)
+        self.prices = Prices(settings.upstream_url, {name: _rates(price) for name, price in settings.prices.items()})
         self.pipeline = Pipeline(
             settings=settings,
+            prices=self.prices,
             tenants=self.tenants,
             client=self.client,
             store=self.store,
@@ -78,6 +82,7 @@ class Services:
     async def start(self) -> None:
         """Do what must be done before the first request."""
         await asyncio.to_thread(count, "")
+        self.background.start(asyncio.to_thread(self.prices.load))
         await self._share_secret()
 
     async def close(self) -> None:
@@ -118,6 +123,16 @@ class Services:
 
     def _failed(self, error: BaseException) -> None:
         self.log.say("error", "background_failed", at=time.time(), error=f"{type(error).__name__}: {error}")
+
+
+def _rates(given: PriceSettings) -> Rates:
+    read, write = given.cached_read, given.cached_write
+    return Rates(
+        input=given.input,
+        cached_read=given.input if read is None else read,
+        cached_write=given.input if write is None else write,
+        output=given.output,
+    )
 
 
 class Strata:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from proxy.core.conversation import Name
 from proxy.core.lineage import NOTHING, Place, Recalled
@@ -11,6 +12,7 @@ from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan
 from proxy.core.prefix import Step
+from proxy.core.price import Amount, Price, cost
 from proxy.core.request import Request
 from proxy.core.tools import Order
 from proxy.memory.store import Entry
@@ -48,6 +50,8 @@ class Call:
     steps: tuple[Step, ...] = ()
     predicted_tokens: int | None = None
     as_sent_tokens: int | None = None
+    as_sent_input_tokens: int | None = None
+    price: Price | None = None
     unseen_bytes: int = 0
     degraded: bool = False
     ignored: bool = False
@@ -84,9 +88,25 @@ class Call:
             return tokens
         return round(tokens * usage.input_tokens / own)
 
+    def _money(self) -> tuple[Decimal | None, Decimal | None]:
+        """Return what the answer cost, and what the client's own bytes would have cost."""
+        usage = self.told.usage
+        if self.price is None or usage is None:
+            return None, None
+        read, output = usage.cache_read_tokens or 0, usage.output_tokens or 0
+        written = usage.cache_write_tokens or 0
+        paid = Amount(input=usage.input_tokens, cached_read=read, cached_write=written, output=output)
+        total, cached = self._reported(self.as_sent_input_tokens), self._reported(self.as_sent_tokens) or 0
+        if total is None or usage.cache_read_tokens is None:
+            return cost(self.price, paid), None
+        # Where the upstream charges for writing, it would have charged for what was not read.
+        own = Amount(input=total, cached_read=cached, cached_write=total - cached if written else 0, output=output)
+        return cost(self.price, paid), cost(self.price, own)
+
     def record(self, now: float) -> Record:
         """Freeze what is known."""
         plan, told = self.plan, self.told
+        paid, as_sent = self._money()
         return Record(
             request_id=self.request_id,
             at=self.at,
@@ -113,6 +133,9 @@ class Call:
             began=plan.began if plan else None,
             predicted_tokens=self._reported(self.predicted_tokens),
             as_sent_tokens=self._reported(self.as_sent_tokens),
+            as_sent_input_tokens=self._reported(self.as_sent_input_tokens),
+            cost_usd=paid,
+            as_sent_usd=as_sent,
             usage=told.usage,
             usage_due=self.outcome in {"ok", "bypass"},
             output_events=told.pieces,

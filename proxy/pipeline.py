@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -17,7 +18,7 @@ from proxy.core import budget, conversation, history, library, lineage, measure,
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.lines import Line
-from proxy.core.models import Encoding, describe
+from proxy.core.models import Encoding, Model, describe
 from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
@@ -31,6 +32,7 @@ from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.learned import MOST_STANDING
 from proxy.memory.store import DONE, Entry, Keys, Learned, Lesson, Store, Tally, View, Writing
 from proxy.observe.record import Outcome, Record
+from proxy.prices import Prices
 from proxy.settings import Settings
 from proxy.tenants import Tenants
 from proxy.upstream.client import Client, Interrupted
@@ -57,6 +59,7 @@ class Pipeline:
         store: Store,
         keys: Callable[[], Keys],
         analyst: Analyst,
+        prices: Prices,
         background: Background,
         sinks: Sequence[Sink],
         streams: Callable[[int], None],
@@ -70,6 +73,7 @@ class Pipeline:
         self._store = store
         self._keys = keys
         self._analyst = analyst
+        self._prices = prices
         self._background = background
         self._sinks = sinks
         self._memo_bytes = memo_bytes
@@ -122,7 +126,8 @@ class Pipeline:
 
         request = call.request = call.sent = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
         call.unseen_bytes = reader.unseen_bytes
-        call.model = describe(request.model)
+        call.model = self._described(request.model)
+        call.price = self._prices.of(request.model, call.at)
         call.name = conversation.name(
             request,
             client.headers,
@@ -130,6 +135,12 @@ class Pipeline:
             user_headers=self._settings.user_headers,
         )
         return request
+
+    def _described(self, name: str) -> Model:
+        """Return what is known of a model; a window of the settings' before the table's."""
+        model, windows = describe(name), self._settings.windows
+        given = windows.get(name) or windows.get(name.rpartition("/")[2])
+        return dataclasses.replace(model, window=given, largest_input=None) if given else model
 
     # recall
 
@@ -348,6 +359,7 @@ class Pipeline:
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
         sent = call.sent if call.sent is not request else None
         own = prefix.as_sent(request, draft, scale, self._analyst.chunks, sent=sent) or call.steps
+        call.as_sent_input_tokens = sum(step.tokens for step in own)
         call.predicted_tokens = self._ledger.cached(start, call.steps, now=call.at, profile=profile)
         call.as_sent_tokens = self._sent.cached(start, own, now=call.at, profile=profile)
         self._sent.forward(start, own, now=call.at)

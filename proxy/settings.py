@@ -8,9 +8,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -58,11 +60,45 @@ def _split(url: str, *schemes: str) -> SplitResult:
     return parts
 
 
+def _object(value: object) -> object:
+    """`{"a": 1}` as JSON → a dict."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"a JSON object ({error})") from error
+    if not isinstance(read, dict):
+        raise ValueError("a JSON object")  # noqa: TRY004 -- pydantic tells ValueErrors
+    return read
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_list)]
 Mode = Literal["layered", "observe"]
 Tokens = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+Dollars = Annotated[Decimal, Field(ge=0)]
+
+
+class PriceSettings(BaseModel):
+    """US dollars a million tokens: `{"input": 1.25, "cached_read": 0.125, "output": 10}`. Cached ones are as `input`.
+
+    `cached_write` is paid in the place of `input`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: Dollars
+    cached_read: Dollars | None = None
+    cached_write: Dollars | None = None
+    output: Dollars = Decimal(0)
+
+
+Priced = Annotated[dict[str, PriceSettings], NoDecode, BeforeValidator(_object)]
+Windows = Annotated[dict[str, Tokens], NoDecode, BeforeValidator(_object)]
 
 
 class TenantSettings(BaseModel):
@@ -150,6 +186,16 @@ class Settings(BaseSettings):
         1_024, description="Below so many tokens the upstream's prompt cache holds nothing."
     )
     prompt_cache_block_tokens: Tokens = Field(128, description="It holds prefixes in multiples of so many tokens.")
+    prices: Priced = Field(
+        default_factory=dict,
+        description="US dollars a million tokens by model, "
+        '`{"my-model": {"input": 1, "cached_read": 0.1, "output": 4}}`; '
+        "others are those of the `genai-prices` package.",
+    )
+    windows: Windows = Field(
+        default_factory=dict,
+        description='Context windows by model, `{"my-model": 32768}`, where they are unknown or other than the usual.',
+    )
     budget_tokens: Tokens | None = Field(
         None, description="The most tokens one request may hold; by default the model's window."
     )
@@ -359,6 +405,10 @@ def _explain(problem: dict[str, object], given: Mapping[str, str]) -> str:
     where = problem["loc"]
     assert isinstance(where, tuple)
     path = [str(part).upper() for part in where if not isinstance(part, int)]
+    if where[0] in {"prices", "windows"}:
+        inside = "".join(f".{part}" for part in where[1:])
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        return f"{PREFIX}{path[0]}{inside}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
     variable = PREFIX + "__".join(path[:3])
     secret = path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL", "PROXY"))
     value = "" if secret or variable not in given else f" is {given[variable]!r}"
@@ -376,6 +426,10 @@ def _shown(value: object) -> str:
             return ",".join(_shown(part) for part in value)
         case bool():
             return str(value).lower()
+        case dict():
+            plain = {name: each.model_dump(exclude_none=True) if isinstance(each, BaseModel) else each
+                     for name, each in value.items()}  # fmt: skip
+            return orjson.dumps(plain, default=str).decode() if plain else ""
         case _:
             return str(value)
 

@@ -1,5 +1,6 @@
 """Every setting, from the environment: read, refused, shown."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -309,3 +310,37 @@ def test_without_a_mapping_the_environment_is_read() -> None:
     assert "PATH" in environment()
     assert load().model_dump() == values(environment())
     assert effective(load()) == effective(load(environment()), environment())
+
+
+def test_prices_and_windows_are_read() -> None:
+    """From JSON, by model; money is Decimal."""
+    given = {
+        "STRATA_PRICES": '{"mine": {"input": 1.25, "cached_read": 0.125, "output": 10}, "free": {"input": 0}}',
+        "STRATA_WINDOWS": '{"mine": 32768}',
+    }
+    settings = load(given)
+    assert settings.prices["mine"].input == Decimal("1.25")
+    assert settings.prices["free"].cached_read is None
+    assert settings.windows == {"mine": 32_768}
+    shown = {line.name: line.value for line in effective(settings, given)}
+    assert shown["STRATA_WINDOWS"] == '{"mine":32768}'
+    assert '"cached_read":"0.125"' in shown["STRATA_PRICES"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("PRICES", "x", "STRATA_PRICES: a JSON object"),
+        ("PRICES", "[]", "STRATA_PRICES: a JSON object"),
+        ("PRICES", '{"m": {}}', "STRATA_PRICES.m.input: field required"),
+        ("PRICES", '{"m": {"input": -1}}', "STRATA_PRICES.m.input: input should be greater than or equal to 0, got -1"),
+        ("PRICES", '{"m": {"input": 1, "cached": 2}}', "STRATA_PRICES.m.cached: extra inputs are not permitted, got 2"),
+        ("WINDOWS", '{"m": 0}', "STRATA_WINDOWS.m: input should be greater than 0, got 0"),
+        ("WINDOWS", '{"m": "many"}', "STRATA_WINDOWS.m: "),
+    ],
+)
+def test_prices_and_windows_that_cannot_be(variable: str, value: str, says: str) -> None:
+    """The message names the model, the field, the value and what is allowed."""
+    with pytest.raises(SettingsError) as refused:
+        load({f"STRATA_{variable}": value})
+    assert str(refused.value).startswith(says)

@@ -32,6 +32,9 @@ DOCUMENTED = {
     "strata_input_tokens_total": "Prompt tokens as the upstream counts them, by whether it said what was cached.",
     "strata_output_tokens_total": "Completion tokens as the upstream counts them.",
     "strata_cache_write_tokens_total": "Prompt tokens the upstream wrote to its prompt cache and says so.",
+    "strata_cost_usd_total": "What answers cost at the upstream's prices, in US dollars.",
+    "strata_saved_usd": "What the client's own bytes would have cost more; may fall, and be negative.",
+    "strata_unpriced_total": "Answers whose usage is known and whose price is not.",
     "strata_usage_missing_total": "Answers that should have brought usage and did not.",
     "strata_references_total": "Items sent as a reference instead of their content.",
     "strata_referenced_tokens_total": "Tokens of content that references stood for.",
@@ -71,6 +74,11 @@ class Metrics:
         self._input = counter("strata_input_tokens_total", "tenant", "model", "prompt_cache")
         self._output = counter("strata_output_tokens_total", "tenant", "model")
         self._written = counter("strata_cache_write_tokens_total", "tenant", "model")
+        self._cost = counter("strata_cost_usd_total", "tenant", "model")
+        self._saved = Gauge(
+            "strata_saved_usd", DOCUMENTED["strata_saved_usd"], ("tenant", "model"), registry=self.registry
+        )
+        self._unpriced = counter("strata_unpriced_total", "tenant", "model")
         self._missing = counter("strata_usage_missing_total", "tenant", "model")
         self._references = counter("strata_references_total", "tenant", "model")
         self._referenced = counter("strata_referenced_tokens_total", "tenant", "model")
@@ -93,7 +101,7 @@ class Metrics:
     def _create(self) -> None:
         """Create what has few series before the first request, so that rates see it begin at 0."""
         tenants, models = self._tenants, (OTHER,)
-        closed: tuple[tuple[Counter | Histogram, tuple[Iterable[str], ...]], ...] = (
+        closed: tuple[tuple[Counter | Gauge | Histogram, tuple[Iterable[str], ...]], ...] = (
             (self._bypass, (Odd.CAUSES,)),
             (self._duration, (OUTCOMES,)),
             (self._store_errors, (STORE_OPERATIONS,)),
@@ -104,7 +112,8 @@ class Metrics:
             (self._cached, (tenants, models, ("reported", "predicted", "as_sent"))),
             (self._input, (tenants, models, ("reported", "unreported"))),
             *((plain, (tenants, models)) for plain in
-              (self._output, self._written, self._missing, self._references, self._referenced)),
+              (self._output, self._written, self._missing, self._references, self._referenced, self._cost,
+               self._saved, self._unpriced)),
         )  # fmt: skip
         for metric, labels in closed:
             for values in itertools.product(*labels):
@@ -150,6 +159,12 @@ class Metrics:
         for source, tokens in (("predicted", record.predicted_tokens), ("as_sent", record.as_sent_tokens)):
             if tokens:
                 bound(self._cached, tenant, model, source).inc(tokens)
+        if record.cost_usd is None:
+            bound(self._unpriced, tenant, model).inc()
+        else:
+            bound(self._cost, tenant, model).inc(float(record.cost_usd))
+        if record.saved_usd:
+            bound(self._saved, tenant, model).inc(float(record.saved_usd))
         if usage.output_tokens:
             bound(self._output, tenant, model).inc(usage.output_tokens)
         if usage.cache_write_tokens:

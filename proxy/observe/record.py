@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, get_args
 
 from proxy.core.guard import Action
@@ -20,6 +21,8 @@ class Record:
 
     `predicted_tokens` are those the upstream's prompt cache should hold of what was forwarded, `as_sent_tokens` those
     it would have held of the client's own bytes, in its tokens where it reports any; the uplift is their difference.
+    `cost_usd` is what the answer cost, `as_sent_usd` what the client's own bytes would have cost, being
+    `as_sent_input_tokens`; None where the price is unknown. The saving is their difference, and may be negative.
     `kept_messages` stand in front of what a windowed client sent; `current_values` are places of L1 whose values are
     told elsewhere, `lines_behind` its lines that stand behind what others share.
     `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
@@ -51,9 +54,17 @@ class Record:
     began: Reason | None = None
     predicted_tokens: int | None = None
     as_sent_tokens: int | None = None
+    as_sent_input_tokens: int | None = None
+    cost_usd: Decimal | None = None
+    as_sent_usd: Decimal | None = None
     usage: Usage | None = None
     usage_due: bool = False
     output_events: int = 0
     overhead_seconds: float = 0.0
     first_token_seconds: float | None = None
     duration_seconds: float = 0.0
+
+    @property
+    def saved_usd(self) -> Decimal | None:
+        """What was saved, in US dollars; negative where the client's own bytes would have cost less."""
+        return None if self.cost_usd is None or self.as_sent_usd is None else self.as_sent_usd - self.cost_usd

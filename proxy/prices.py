@@ -1,0 +1,108 @@
+"""Which price a model has at the upstream: what the settings say, else the `genai-prices` package, else unknown.
+
+The package's list is large and takes a tenth of a second to load: it is loaded in a thread, at start, and only where
+the upstream's address is one of a provider's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+from proxy.core.price import Price, Rates
+
+_HOUR = 3_600.0
+"""Some prices change with the hour."""
+_MOST_MODELS = 1_000
+
+Find = Callable[[str, datetime], Any]
+
+
+class Prices:
+    """Prices at one upstream. `given` are those of the settings, by model."""
+
+    def __init__(self, upstream_url: str, given: Mapping[str, Rates]) -> None:
+        self._url = upstream_url
+        self._given = {name.lower(): Price(((0, rates),)) for name, rates in given.items()}
+        self._find: Find | None = None
+        self._known: dict[str, tuple[float, Price | None]] = {}
+
+    def load(self) -> None:
+        """Load the list; takes a while."""
+        if not _own(self._url):
+            self._find = _listed(self._url)
+
+    def of(self, model: str, now: float) -> Price | None:
+        """Return a model's price, or None: unknown, and nothing is made up."""
+        name = model.lower()
+        given = self._given.get(name) or self._given.get(name.rpartition("/")[2])
+        if given is not None:
+            return given
+        at, price = self._known.get(name, (0.0, None))
+        if now > at + _HOUR:
+            if len(self._known) >= _MOST_MODELS:
+                self._known.clear()
+            price = self._look(name, now)
+            self._known[name] = (now, price)
+        return price
+
+    def _look(self, name: str, now: float) -> Price | None:
+        if self._find is None or not name:
+            return None
+        try:
+            return _price(self._find(name, datetime.fromtimestamp(now, UTC)))
+        except (LookupError, ValueError):
+            return None
+
+
+def _own(url: str) -> bool:
+    """Whether an upstream is at an address of one's own: no provider's price holds there."""
+    host = urlsplit(url).hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".local", ".internal", ".svc", ".lan"))
+    return True
+
+
+def _listed(url: str) -> Find:
+    from genai_prices import data_snapshot  # noqa: PLC0415 -- large, and not needed everywhere
+
+    snapshot = data_snapshot.get_snapshot()
+
+    def find(name: str, now: datetime) -> Any:
+        _, model = snapshot.find_provider_model(name, None, None, url)
+        return model.get_prices(now)
+
+    return find
+
+
+def _price(listed: Any) -> Price | None:
+    """Read one of the package's prices; None where it states none for plain input."""
+    fields = (listed.input_mtok, listed.cache_read_mtok, listed.cache_write_mtok, listed.output_mtok)
+    starts = sorted({0, *(tier.start for field in fields for tier in getattr(field, "tiers", ()))})
+    tiers = []
+    for start in starts:
+        plain, read, write, output = (_at(field, start) for field in fields)
+        if plain is None:
+            return None
+        rates = Rates(
+            input=plain,
+            cached_read=plain if read is None else read,
+            cached_write=plain if write is None else write,
+            output=Decimal(0) if output is None else output,
+        )
+        tiers.append((start, rates))
+    return Price(tuple(tiers))
+
+
+def _at(field: Any, start: int) -> Decimal | None:
+    if field is None or isinstance(field, Decimal):
+        return field
+    rates = [field.base, *(tier.price for tier in field.tiers if tier.start <= start)]
+    last: Decimal = rates[-1]
+    return last
