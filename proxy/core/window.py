@@ -7,6 +7,9 @@ whole turns with their answers at least. So the prompt stays a prefix until the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from proxy.core import lineage
 from proxy.core.body import Edit, splice
@@ -52,35 +55,72 @@ def left_out(
         # A system message from the middle of the conversation is no L1.
         return ()
     ends = [turn.end - parts.leading for turn in parts.turns if _answered(messages[turn.start : turn.end])]
-    found: list[tuple[int, tuple[bytes, ...] | None]] = []
+    found: list[_Place] = []
     for place, link in links.items():
         if lineage.after(link.before, window[0]) != place:
             continue
         matched = min(_matched(window, place, links), len(window) - 1)
-        if sum(end <= matched for end in ends) >= LEAST_TURNS:
-            found.append((matched, _front(link.before, links, look)))
+        sure = sum(end <= matched for end in ends) >= LEAST_TURNS
+        found.append(_Place(sure, matched, _front(link.before, links, look)))
         if len(found) > MOST_PLACES:
             return ()
     front = _surest(found)
-    if not front or any(_expires(look(raw)) for raw in front):
+    if not front or any(_expires(look(raw)) for raw in front) or not _whole(front, look):
         return ()
     worth = sum(weigh(request.raw(index)) for index in range(parts.leading, len(messages)))
     return front if sum(map(weigh, front)) * profile.read <= worth else ()
 
 
-def _surest(found: Sequence[tuple[int, tuple[bytes, ...] | None]]) -> tuple[bytes, ...]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a window's first message stands: whether enough of it does, how much, and what stood in front."""
+
+    sure: bool
+    matched: int
+    front: tuple[bytes, ...] | None
+
+
+def _surest(found: Sequence[_Place]) -> tuple[bytes, ...]:
     """Return the front of the place that holds most of the window, the shortest of equals.
 
     One may be the end of another: there it was given up once, and is not taken up again. Where two differ, one is that
-    of a branch which was abandoned, and nobody can say which.
+    of a branch which was abandoned, and nobody can say which; also where only one holds enough.
     """
-    fronts = [front for _, front in found if front is not None]
-    if len(fronts) < len(found) or not fronts:
+    fronts = [place.front for place in found if place.front is not None]
+    sure = [place for place in found if place.sure]
+    if len(fronts) < len(found) or not sure:
         return ()
     longest = max(fronts, key=len)
     if any(front and longest[-len(front) :] != front for front in fronts):
         return ()
-    return max(found, key=lambda each: (each[0], -len(each[1] or ())))[1] or ()
+    return max(sure, key=lambda place: (place.matched, -len(place.front or ()))).front or ()
+
+
+class _Result(msgspec.Struct):
+    tool_call_id: str = ""
+
+
+_result = msgspec.json.Decoder(_Result)
+
+
+def _whole(front: Sequence[bytes], look: Look) -> bool:
+    """Whether calls have their results and results their calls: the same words may have had other ids."""
+    due: set[str] = set()
+    for raw in front:
+        message = look(raw)
+        if message.role in {"tool", "function"}:
+            try:
+                answered = _result.decode(raw).tool_call_id
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                return False
+            if answered not in due:
+                return False
+            due.discard(answered)
+        elif due:
+            return False
+        else:
+            due = {*message.calls}
+    return not due
 
 
 def _expires(message: Message) -> bool:
@@ -96,7 +136,9 @@ def completed(request: Request, parts: Shape, front: Sequence[bytes]) -> bytes:
 def links(request: Request, parts: Shape, places: Sequence[Place]) -> dict[Place, Link]:
     """Return what is to be stored of a request, by place; nothing of one that could not be put in front again."""
     messages = request.messages[parts.leading :]
-    if any(map(_expires, messages)) or sum(message.size_bytes for message in messages) > MOST_BYTES:
+    if not messages or messages[0].role in {"tool", "function"} or any(map(_expires, messages)):
+        return {}
+    if sum(message.size_bytes for message in messages) > MOST_BYTES:
         return {}
     return {
         places[index]: Link(places[index - 1] if index > parts.leading else b"", request.raw(index))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.simulator.refusal import Refusal
 from proxy.simulator.validity import check_chat
-from tests.core.test_window import SYSTEM, Memory
+from tests.core.test_window import SYSTEM, Memory, asked, turns, whole
 
 Messages = list[dict[str, Any]]
 LIFETIME = 3_600.0
@@ -94,16 +94,20 @@ class Chat:
         """Run a tool or two in the turn that is open."""
         if not self.said:
             return
-        names = [f"c{len(self.said)}{place}" for place in range(1 + which % 2)]
-        function = {"name": "look", "arguments": "{}"}
+        self.serial += 1
+        names = [f"c{self.serial}{place}" for place in range(1 + which % 2)]
+        found = f"found {self.serial if self.distinct else which % 3}"
+        function = {"name": "look", "arguments": f'{{"at": {self.serial if self.distinct else 0}}}'}
         calls = [{"id": name, "type": "function", "function": function} for name in names]
         self.said.append({"role": "assistant", "content": None, "tool_calls": calls})
-        self.said += [{"role": "tool", "tool_call_id": name, "content": f"found {which % 2}"} for name in names]
+        self.said += [{"role": "tool", "tool_call_id": name, "content": found} for name in names]
         self.send()
 
     def again(self, which: int) -> None:
-        """Have the answer made again, which says something else."""
+        """Send the last request again, or have the whole turn made again; the answer says something else."""
         self.tried = 1 + which % 2
+        while which > 3 and self.said and self.said[-1]["role"] != "user":
+            del self.said[-1]
         if self.said:
             self.send()
 
@@ -141,6 +145,7 @@ sizes = st.integers(3, 12)
 alone = st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "step"]), st.integers(0, 7)), min_size=3, max_size=25)
 whats = st.sampled_from(["ask", "ask", "ask", "ask", "ask", "step", "again", "back", "back", "edit", "pause"])
 chats = st.lists(st.tuples(whats, st.integers(0, 7)), min_size=3, max_size=25)
+pauses = st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "step", "pause"]), st.integers(0, 7)), min_size=9)
 rules = settings(deadline=None, max_examples=250)
 
 
@@ -162,11 +167,11 @@ def test_calls_keep_their_results(size: int, distinct: bool, script: list[tuple[
 
 
 @rules
-@given(sizes, st.booleans(), chats)
-def test_after_a_pause_it_begins_with_the_window(size: int, distinct: bool, script: list[tuple[str, int]]) -> None:
+@given(st.integers(7, 12), pauses)
+def test_after_a_pause_it_begins_with_the_window(size: int, script: list[tuple[str, int]]) -> None:
     """What the prompt cache does not hold any more is not put back, then or later."""
     begins, before = 0, None
-    for each in Chat(size, distinct=True).play(script):
+    for each in Chat(size, distinct=True, careful=True).play(script):
         if each.idle > LIFETIME:
             assert not each.front
             begins, before = len(each.left_out), each
@@ -184,9 +189,46 @@ def test_one_branch_is_whole(size: int, script: list[tuple[str, int]]) -> None:
         starts = [place for place, message in enumerate(each.said) if message["role"] == "user" and place >= start]
         starts = starts if starts[:1] == [start] else [start, *starts]
         # A turn counts whose question is in the window and whose answer stood in the request before.
-        turns = sum(each.said[first]["role"] == "user" and end <= stored for first, end in itertools.pairwise(starts))
-        if turns < 2:
+        known = sum(each.said[at]["role"] == "user" and end <= stored for at, end in itertools.pairwise(starts))
+        if known < 2:
             begins = start
         event("whole" if begins < start else "left alone")
         assert each.forwarded == each.said[begins:]
         stored = len(each.said)
+
+
+def looked(name: str, found: str) -> Messages:
+    calls = [{"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    return [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": name, "content": found},
+    ]
+
+
+def test_a_turn_made_again_keeps_its_calls_with_their_results() -> None:
+    """The same call has another id, and another result."""
+    memory = Memory()
+    for steps in (looked("c1", "10:00"), looked("c2", "10:05")):
+        memory.take(asked(1))
+        memory.take(asked(1), *steps)
+    for number in range(2, 5):
+        memory.take(asked(1), *looked("c2", "10:05"), turns(1)[1], *turns(*range(2, number)), asked(number))
+    assert is_valid(memory.take(*turns(2, 3, 4), asked(5)))
+
+
+def test_a_window_that_began_with_a_result_is_never_put_in_front() -> None:
+    """What an upstream refused once, it would refuse with every window that follows."""
+    memory, said = Memory(), [asked(1), *looked("c1", "x"), turns(1)[1]]
+    memory.take(*said[:3])
+    memory.take(*said, asked(2))
+    memory.take(*said[2:], *turns(2, 3), asked(4))
+    assert is_valid(memory.take(*turns(2, 3, 4), asked(5)))
+
+
+def test_a_small_window_of_another_branch_is_left_alone() -> None:
+    """It holds too little of the branch it is in to be found there, and stands whole in the one that was abandoned."""
+    memory, other = whole(6), [asked(1, "other"), turns(1)[1]]
+    memory.take(*other, asked(2))
+    memory.take(*other, *turns(2), asked(3))
+    window = [*turns(2, 3), asked(4)]
+    assert memory.take(*window) in (window, [*other, *window])
