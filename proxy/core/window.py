@@ -93,7 +93,11 @@ def _surest(found: Sequence[_Place]) -> tuple[bytes, ...]:
     longest = max(fronts, key=len)
     if any(front and longest[-len(front) :] != front for front in fronts):
         return ()
-    return max(sure, key=lambda place: (place.matched, -len(place.front or ()))).front or ()
+    best = max(sure, key=lambda place: (place.matched, -len(place.front or ())))
+    front = best.front or ()
+    # What stands less far, behind less, is where the conversation began anew: what was taken away stays away.
+    anew = any(place.matched < best.matched and len(place.front or ()) < len(front) for place in found)
+    return () if anew else front
 
 
 class _Result(msgspec.Struct):

@@ -232,3 +232,11 @@ def test_a_small_window_of_another_branch_is_left_alone() -> None:
     memory.take(*other, *turns(2), asked(3))
     window = [*turns(2, 3), asked(4)]
     assert memory.take(*window) in (window, [*other, *window])
+
+
+def test_a_conversation_whose_first_turn_was_taken_out_stays_without_it() -> None:
+    """It has begun anew with the second question, and is all there is of it; the first was taken away."""
+    memory = whole(6)
+    memory.take(asked(2))
+    memory.take(*turns(2), asked(3))
+    assert memory.take(*turns(2, 3), asked(4)) == [*turns(2, 3), asked(4)]
