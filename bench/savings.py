@@ -29,7 +29,6 @@ from proxy.core.request import read
 from proxy.core.turn import shape
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Lesson
 from proxy.pipeline import known, log_entries
 from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
 from proxy.simulator.prompt import render as render_prompt
@@ -101,7 +100,6 @@ class Strata:
         parts = shape(request.messages)
         front = window.left_out(
             request,
-            parts,
             recalled.links,
             weigh=self._weigh,
             look=self._analyst.analyse,
@@ -109,7 +107,7 @@ class Strata:
             idle_seconds=exchange.at - (recalled.seen_at or exchange.at),
         )
         if front:
-            request = read(window.completed(request, parts, front), self._analyst.analyse, count)
+            request = read(window.completed(request, front), self._analyst.analyse, count)
             parts = shape(request.messages)
         places = [hash_place(name, place) for place in lineage.chain(request.messages, parts)]
         earlier = lineage.earlier(request.messages, parts, places)
@@ -134,17 +132,14 @@ class Strata:
             ),
         )
         if made.teaches:
-            lesson = Lesson(
-                exchange.at, made.formed.template if made.formed else None, made.recurring.learned, made.keys
-            )
-            self._store.note_learned("bench", places[-1], made.standing, lesson)
+            self._store.note_learned("bench", places[-1], made.standing, made.lesson(exchange.at))
         if made.order:
             self._store.put_order("bench", made.order)
         if made.began is not None and made.began != "first":
             self.broke[made.began] += 1
         if name is not None and made.places:
             entries = log_entries(request, made, at=exchange.at)
-            links = window.links(request, parts, made.places)
+            links = window.links(request)
             self._store.put(name, tuple(entries.values()), made.epoch if made.began else None, links)
             newest = entries.get(made.draft.newest.start)
             if newest is not None:

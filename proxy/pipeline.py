@@ -24,13 +24,12 @@ from proxy.core.prefix import Ledger
 from proxy.core.request import Request, read
 from proxy.core.template import NOTHING_KNOWN, Known
 from proxy.core.tools import Toolset
-from proxy.core.turn import shape
 from proxy.downstream import ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.learned import MOST_STANDING
-from proxy.memory.store import DONE, Entry, Keys, Learned, Lesson, Store, Tally, View, Writing
+from proxy.memory.store import DONE, Entry, Keys, Learned, Store, Tally, View, Writing
 from proxy.observe.record import Outcome, Record
 from proxy.prices import Prices
 from proxy.settings import Settings
@@ -170,12 +169,11 @@ class Pipeline:
             # What has no limit that is known could grow beyond what its model takes.
             return request
         reader = self._analyst.reader()
-        parts, scale = shape(request.messages), await self._scale(call.model.encoding)
+        scale = await self._scale(call.model.encoding)
 
         def work() -> Request:
             front = window.left_out(
                 request,
-                parts,
                 recalled.links,
                 weigh=lambda raw: scale.message(raw, hashlib.sha256(raw).digest()),
                 look=reader,
@@ -184,7 +182,7 @@ class Pipeline:
             )
             if not front:
                 return request
-            completed = read(window.completed(request, parts, front), reader, count, self._analyst.tags)
+            completed = read(window.completed(request, front), reader, count, self._analyst.tags)
             call.kept_messages = len(front)
             return completed
 
@@ -198,17 +196,16 @@ class Pipeline:
         return call.request
 
     async def _known(self, call: Call, request: Request) -> Known:
-        """Ask what is known of the system prompt's lines and of items that recur, where there are any."""
-        if not request.messages:
+        """Ask what is known of the system prompt's lines, items that recur and keys in tools, if there are any."""
+        parts, places, policy = request.parts, request.places, call.tenant.policy
+        if not request.messages or policy.mode == "observe":
             return NOTHING_KNOWN
-        parts, key = shape(request.messages), self._keys().lines(self._partition(call))
-        takes = call.tenant.policy.mode != "observe"
-        values = takes and self._settings.current_values
-        lines = self._analyst.lines(request.messages[: parts.leading], key) if values and parts.leading else ()
-        items = takes and self._settings.anonymous_library and call.name is None and library.any_items(request)
-        if not lines and not items and not (takes and "tools" in request.members):
+        key = self._keys().lines(self._partition(call))
+        takes = self._settings.current_values and parts.leading
+        lines = self._analyst.lines(request.messages[: parts.leading], key) if takes else ()
+        items = policy.anonymous_library and call.name is None and library.any_items(request)
+        if not (lines or items or "tools" in request.members):
             return NOTHING_KNOWN
-        places = lineage.chain(request.messages, parts)
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
         here = call.place = self._place(call, places[-1])
@@ -277,7 +274,7 @@ class Pipeline:
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)
         fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
-        links = window.links(request, plan.parts, plan.places) if call.tenant.policy.windowed else {}
+        links = window.links(request) if call.tenant.policy.windowed else {}
         links = {place: link for place, link in links.items() if place not in call.recalled.links}
         if fresh or plan.began or links:
             began = plan.epoch if plan.began else None
@@ -294,8 +291,7 @@ class Pipeline:
         plan = call.plan
         if plan is None or call.place is None or not plan.teaches:
             return
-        lesson = Lesson(call.at, plan.formed.template if plan.formed else None, plan.recurring.learned, plan.keys)
-        self._beside(self._store.learn(self._partition(call), call.place, plan.standing, lesson))
+        self._beside(self._store.learn(self._partition(call), call.place, plan.standing, plan.lesson(call.at)))
 
     def _beside(self, writing: Writing) -> None:
         """Let a write go on beside the request, where it is not done already."""
@@ -378,7 +374,7 @@ class Pipeline:
 
 def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     """Return what is to be remembered of a plan, by the message's index."""
-    written = history.written(request, made.parts, made.draft)
+    written = history.written(request, made.draft)
     epoch = made.epoch.place if made.epoch else NO_EPOCH
     return {
         index: Entry(

@@ -36,8 +36,7 @@ class Past:
 
 def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes], l1: L1 = AS_SENT) -> Past:
     """Find what a request extends; `order` are its tools as they are to stand, `l1` is its L1."""
-    messages = request.messages
-    places = lineage.chain(messages, parts)
+    messages, places = request.messages, request.places
     epoch = lineage.current(places[parts.leading :], recalled)
     frozen = lineage.match(messages, parts, places, recalled, epoch.place) if epoch else {}
     begun = lineage.attempt(messages, parts.newest, places, recalled, epoch.place) if epoch and parts.turns else None
@@ -210,12 +209,12 @@ class Written:
     values: tuple[tuple[int, str], ...]
 
 
-def written(request: Request, parts: Shape, draft: Draft) -> dict[int, Written]:
+def written(request: Request, draft: Draft) -> dict[int, Written]:
     """Return what is frozen of what is forwarded, by index, a turn's first message with the answers that follow it.
 
     Of a message that is the client's to spell, only what was brought beside it in `strata.context`.
     """
-    messages = request.messages
+    messages, parts = request.messages, request.parts
     frozen: dict[int, Written] = {}
     for turn in parts.turns:
         newest = turn.start == parts.newest.start

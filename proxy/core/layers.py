@@ -84,6 +84,7 @@ class Draft:
     `forms` are the messages that are not taken from the request, before their change is made. `standing` are the items
     that stand in front of the newest turn. `inserted` is the text of a user message put in front, for what has no user
     message that could take it. `tools` is the array of tools where it stands in another order than sent.
+    `values` are the current values that are told; `l1` digests L1 where it is not as sent.
     """
 
     leading: int

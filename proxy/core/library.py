@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.core.items import Item
 from proxy.core.message import Message
@@ -122,23 +122,41 @@ def without(shelf: Library, request: Request, dropped: Sequence[Span]) -> Librar
     return Library(tuple(item for item in shelf.items if item.sha256 in kept))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """The items of a request that L2 may hold, by keyed digest: in its newest turn, and in the history kept."""
+    """The items of an anonymous request that L2 may hold, by keyed digest: in the history kept, in the newest turn.
 
-    def __init__(self, messages: Sequence[Message], shape: Shape, context: Iterable[Item], key: bytes) -> None:
-        users = [index for index in range(shape.leading, len(messages)) if messages[index].role == "user"]
-        earlier = [item for index in users if index < shape.newest.start for item in items(messages[index])]
-        newest = [item for index in users if index >= shape.newest.start for item in items(messages[index])]
-        # What stands in L1 stands already.
-        l1 = {item.key for message in messages[: shape.leading] for item in items(message)}
-        self.kept = _by_digest(earlier, key, l1)
-        self.brought = _by_digest([*newest, *context], key, l1)
-        self.held = {**self.kept, **self.brought}
-        self.looping = shape.newest.end - shape.newest.start > 1
-        self.history_bytes = sum(message.size_bytes for message in messages[shape.leading : shape.newest.start])
+    `looping`: the newest turn goes on. `history_bytes` is what would be read again for a change of L2.
+    """
+
+    kept: Mapping[bytes, Item] = field(default_factory=dict)
+    brought: Mapping[bytes, Item] = field(default_factory=dict)
+    looping: bool = False
+    history_bytes: int = 0
+
+    @property
+    def held(self) -> dict[bytes, Item]:
+        """All of them."""
+        return {**self.kept, **self.brought}
 
 
-def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool) -> Recurring:
+def sent(request: Request, key: bytes) -> Sent:
+    """Return the items of a request; what stands in L1 stands already."""
+    messages, leading, newest = request.messages, request.parts.leading, request.parts.newest
+    l1 = {item.key for message in messages[:leading] for item in items(message)}
+
+    def within(start: int, end: int) -> list[Item]:
+        return [item for message in messages[start:end] if message.role == "user" for item in items(message)]
+
+    return Sent(
+        kept=_by_digest(within(leading, newest.start), key, l1),
+        brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
+        looping=newest.end - newest.start > 1,
+        history_bytes=sum(message.size_bytes for message in messages[leading : newest.start]),
+    )
+
+
+def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool) -> Recurring:
     """Say what stands in L2 of an anonymous request.
 
     A lineage keeps its shelf while its items are anywhere in the request. It grows where the client, which has taken
@@ -148,31 +166,29 @@ def recurring(sent: Sent, stood: Standing | None, known: Known, *, again: bool =
     known to send again. The same request `again` stands as it stood, and so does a turn while it goes on.
     Where `frozen`, nothing is added.
     """
-    held = sent.held
-    came = stood.brought if stood else ()
+    held, came, calm = found.held, stood.brought if stood else (), 0
+    # Another version in the history would stand behind L2, and be taken for the newer one.
+    kept = {item.key for item in found.kept.values()}
+    free = [digest for digest, item in found.brought.items() if item.key not in kept and not frozen]
     if stood is None:
-        kept = {item.key for item in sent.kept.values()}
-        brought = {digest for digest, item in sent.brought.items() if item.key not in kept and not frozen}
-        shelf, added, calm = [digest for digest in known.recurring if digest in brought], [], 0
+        shelf, added = [digest for digest in known.recurring if digest in free], []
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
-        if again or sent.looping:
+        if again or found.looping:
             return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.calm)
         before = (*stood.shelf, *came)
         calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
         calm = calm if before else 0
-        stripped = any(digest in came and digest not in sent.kept for digest in sent.brought)
-        # Another version in the history would stand behind it, and be taken for the newer one.
-        kept = {item.key for item in sent.kept.values()}
-        added = [digest for digest, item in sent.brought.items() if item.key not in kept and digest not in shelf]
+        stripped = any(digest in came and digest not in found.kept for digest in found.brought)
+        added = [digest for digest in free if digest not in shelf]
         weighs = calm * sum(len(held[digest].content) for digest in added)
-        if frozen or not stripped or calm < 1 or weighs < sent.history_bytes:
+        if not stripped or calm < 1 or weighs < found.history_bytes:
             added = []
     shelf += added
     return Recurring(
         library=Library(tuple(held[digest] for digest in shelf)),
         shelf=tuple(shelf),
-        brought=tuple(sent.brought),
+        brought=tuple(found.brought),
         calm=calm,
         learned=tuple(digest for digest in added if digest in came and digest not in known.recurring),
     )

@@ -29,14 +29,14 @@ from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
 from proxy.core.layers import AS_SENT, Draft, Slot, Values
-from proxy.core.library import Library, Recurring
+from proxy.core.library import Library, Recurring, Sent
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
-from proxy.core.template import NOTHING_KNOWN, Formed, Known, Standing
+from proxy.core.template import NOTHING_KNOWN, Formed, Known, Lesson, Standing
 from proxy.core.tools import Keys, Order, Toolset
-from proxy.core.turn import Shape, Span, shape
+from proxy.core.turn import Shape, Span
 from proxy.core.values import Current
 
 __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
@@ -65,13 +65,12 @@ class Policy:
 class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
-    `parts` are the request's turns; `places` are those of a named conversation's messages; `epoch` is the one the
+    `places` are those of a named conversation's messages; `epoch` is the one the
     request belongs to, new where `began`. `order` are its tools as they stand, `keys` the keys inside them. `formed` is
     what L1's lines are taken for, None where they were not looked at, and `current` what came of it; `recurring` is an
     anonymous request's L2.
     """
 
-    parts: Shape
     draft: Draft
     total: int | None
     limit: int | None
@@ -93,6 +92,10 @@ class Plan:
         form = self.formed.form if self.formed else NO_FORM
         shelf = self.recurring
         return Standing(form, self.current.digests, shelf.shelf, shelf.brought, shelf.calm, tools.digest(self.keys))
+
+    def lesson(self, at: float) -> Lesson:
+        """What the tenant's other lineages are to know."""
+        return Lesson(at, self.formed.template if self.formed else None, self.recurring.learned, self.keys)
 
     @property
     def teaches(self) -> bool:
@@ -138,17 +141,17 @@ def make(
     `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen; `known` is
     what was learned of the tenant's prompts and of this lineage.
     """
-    parts = shape(request.messages)
+    parts = request.parts
     if policy.mode == "observe":
         # The client's own bytes; what it brings in `strata.context` is its own as well.
         fixed = [Slot(message, fixed=True) for message in request.messages]
         draft = layers.arrange(fixed, parts, context=request.hints.context)
-        return Plan(parts=parts, draft=draft, total=None, limit=None)
+        return Plan(draft=draft, total=None, limit=None)
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
     )
-    sent = library.Sent(request.messages, parts, request.hints.context, known.key)
-    stood, again = template.continued(known, () if named else sent.brought, () if named else sent.held)
+    sent = Sent() if named else library.sent(request, known.key)
+    stood, again = template.continued(known, sent.brought, sent.held)
     given, keys = tools.as_first(given, known.keys.get(stood.keys, ()) if stood else ())
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
@@ -219,8 +222,7 @@ def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False
 
 def _eager(job: _Job, recalled: Recalled) -> Plan:
     """The seed's own rule: L2 grows as soon as it can and never loses an item; history is the client's own."""
-    messages = job.request.messages
-    places = lineage.chain(messages, job.parts)
+    messages, places = job.request.messages, job.request.places
     found = lineage.match(messages, job.parts, places, recalled, lineage.NO_EPOCH)
     sent = {index: job.look(frozen.raw) for index, frozen in found.items() if messages[index].role == "user"}
     shelf = library.left_out(messages, job.parts, sent)
@@ -327,7 +329,6 @@ def _plan(
     began: Epoch | None = None,
 ) -> Plan:
     return Plan(
-        parts=job.parts,
         draft=fitted.draft,
         total=fitted.total,
         limit=job.limit.tokens if job.limit else None,

@@ -12,7 +12,9 @@ import orjson
 
 from proxy.core import items
 from proxy.core.body import Member, elements, judge, split
+from proxy.core.lineage import Place, chain
 from proxy.core.message import Message
+from proxy.core.turn import Shape, shape
 from proxy.errors import BAD_JSON, BAD_VALUE, Odd, StrataError
 
 OWN = "strata"
@@ -43,8 +45,8 @@ class Hints:
 class Request:
     """A chat request: the client's bytes, and what stands where in them.
 
-    `messages` are those of `placed`. `wants_usage` is None where its `stream_options` cannot be read: then nothing is
-    asked for on our account.
+    `messages` are those of `placed`, `parts` their turns, `places` what was said up to each. `wants_usage` is None
+    where its `stream_options` cannot be read: then nothing is asked for on our account.
     """
 
     body: bytes
@@ -58,6 +60,8 @@ class Request:
     metadata: Mapping[str, str]
     placed: tuple[Placed, ...]
     messages: tuple[Message, ...]
+    parts: Shape
+    places: tuple[Place, ...]
     hints: Hints
 
     def member(self, key: str) -> bytes:
@@ -99,6 +103,8 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
         return body[members[key].value : members[key].end] if key in members else b""
 
     placed = tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans)
+    messages = tuple(each.message for each in placed)
+    parts = shape(messages)
     return Request(
         body=body,
         members=members,
@@ -111,7 +117,9 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
         metadata={key: text for key, text in (_soft(value("metadata"), dict[str, object]) or {}).items()
                   if isinstance(text, str)},
         placed=placed,
-        messages=tuple(each.message for each in placed),
+        messages=messages,
+        parts=parts,
+        places=chain(messages, parts),
         hints=hints(value(OWN), count, tags) if OWN in members else Hints(),
     )  # fmt: skip
 

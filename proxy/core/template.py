@@ -99,6 +99,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one request, at a time, teaches of its owner's prompts: a template, items that recur, an order of keys."""
+
+    at: float
+    template: Template | None = None
+    recurring: tuple[bytes, ...] = ()
+    keys: Keys = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What memory holds: how lineages stood that this request may continue, and what the tenant's others taught.
 

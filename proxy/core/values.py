@@ -1,7 +1,7 @@
 """Volatile lines of L1, on the wire: a marker in their place, their current values before the user's words.
 
     system  …Be brief.\\n[current value 1: in the newest <current_values key="9f3a61d0">]\\nCite sources.…
-    user    <current_values key="9f3a61d0">\\n[1]\\nIt is 10:15.\\n</current_values>\\n\\nWhy?
+    user    <current_values key="9f3a61d0">\\n[9f3a61d0:1]\\nIt is 10:15.\\n</current_values>\\n\\nWhy?
 
 The key is the tenant's own: a user who writes such a frame cannot know it.
 """

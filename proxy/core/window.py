@@ -17,7 +17,6 @@ from proxy.core.epoch import Profile
 from proxy.core.lineage import Link, Place
 from proxy.core.message import Message
 from proxy.core.request import Request
-from proxy.core.turn import Shape
 
 LEAST_TURNS = 2
 MOST_PLACES = 8
@@ -33,7 +32,6 @@ Look = Callable[[bytes], Message]
 
 def left_out(
     request: Request,
-    parts: Shape,
     links: Mapping[Place, Link],
     *,
     weigh: Weigh,
@@ -46,7 +44,7 @@ def left_out(
     Nor where the prompt cache has gone cold, or reading them from it costs more than reading the window anew; nor what
     may have expired since (media), or of which a request may hold only a few (cache marks).
     """
-    messages = request.messages
+    messages, parts = request.messages, request.parts
     window = messages[parts.leading :]
     if not window or window[0].role in {"tool", "function"} or idle_seconds > profile.lifetime_seconds:
         return ()
@@ -131,22 +129,23 @@ def _expires(message: Message) -> bool:
     return bool(message.media) or message.marked
 
 
-def completed(request: Request, parts: Shape, front: Sequence[bytes]) -> bytes:
+def completed(request: Request, front: Sequence[bytes]) -> bytes:
     """Return the body with messages put in front of the client's window."""
-    at = request.placed[parts.leading].start
+    at = request.placed[request.parts.leading].start
     return splice(request.body, [Edit(at, at, b"".join(raw + b"," for raw in front))])
 
 
-def links(request: Request, parts: Shape, places: Sequence[Place]) -> dict[Place, Link]:
+def links(request: Request) -> dict[Place, Link]:
     """Return what is to be stored of a request, by place; nothing of one that could not be put in front again."""
-    messages = request.messages[parts.leading :]
+    places, leading = request.places, request.parts.leading
+    messages = request.messages[leading:]
     if not messages or messages[0].role in {"tool", "function"} or any(map(_expires, messages)):
         return {}
     if sum(message.size_bytes for message in messages) > MOST_BYTES:
         return {}
     return {
-        places[index]: Link(places[index - 1] if index > parts.leading else b"", request.raw(index))
-        for index in range(parts.leading, len(places))
+        places[index]: Link(places[index - 1] if index > leading else b"", request.raw(index))
+        for index in range(leading, len(places))
     }
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from proxy.core import tools
 from proxy.core.form import Form
 from proxy.core.lineage import Place
-from proxy.core.template import Standing, Template
+from proxy.core.template import Lesson, Standing, Template
 from proxy.core.tools import Keys
-from proxy.memory.store import Learned, Lesson
+from proxy.memory.store import Learned
 
 MOST_STANDING = 4
 """Where more lineages than this began with the same words, nobody can say which one goes on."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Recalled
-from proxy.core.template import Standing, Template
+from proxy.core.template import Lesson, Standing, Template
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since
-from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, View, Writing
+from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Learned, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16

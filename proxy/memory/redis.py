@@ -23,12 +23,12 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
-from proxy.core.template import Standing
+from proxy.core.template import Lesson, Standing
 from proxy.core.tools import Order
-from proxy.memory.lessons import Lessons
 from proxy.memory.local import MOST_SETS, LocalStore
 from proxy.memory.packed import decode_recall, decode_view, pack_entry, pack_epoch, pack_link, pack_view
-from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Lesson, Store, Tally, Unavailable, View, Writing
+from proxy.memory.shared import SharedBook
+from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
@@ -92,7 +92,7 @@ class RedisStore(Store):
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
-        self._lessons = Lessons(self._redis, copy.book, root=_ROOT, ttl_seconds=ttl_seconds, now=now)
+        self._shared = SharedBook(self._redis, copy.book, root=_ROOT, ttl_seconds=ttl_seconds, now=now)
 
     @property
     @override
@@ -245,13 +245,13 @@ class RedisStore(Store):
     async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
         book, asked = self._copy.book, (*places, here)
         known = book.learned(partition, asked)
-        if self._open or (places[0] in known.standing if places else not self._lessons.stale(partition)):
+        if self._open or (places[0] in known.standing if places else not self._shared.stale(partition)):
             return known
-        found = await self._bounded("recall", self._lessons.fetch(partition, asked), RECALL_SECONDS)
+        found = await self._bounded("recall", self._shared.fetch(partition, asked), RECALL_SECONDS)
         if found is None:
             return known
         try:
-            self._lessons.take(partition, asked, found)
+            self._shared.take(partition, asked, found)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError):
             self._on_error("recall")
         return book.learned(partition, asked)
@@ -263,7 +263,7 @@ class RedisStore(Store):
 
     async def _learn(self, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
         def write(pipe: Any) -> None:
-            self._lessons.write(pipe, partition, place, standing, lesson)
+            self._shared.write(pipe, partition, place, standing, lesson)
 
         await self._write("remember", write)
 
@@ -357,7 +357,7 @@ class RedisStore(Store):
                 result = await work
         except (RedisError, OSError, TimeoutError):
             self._on_error(operation)
-            self._lessons.doubt()
+            self._shared.doubt()
             self._failures += 1
             if self._failures >= _FAILURES:
                 self._trip()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from proxy.core.lineage import Epoch, Link, Place, Recalled
-from proxy.core.template import Standing, Template
+from proxy.core.template import Lesson, Standing, Template
 from proxy.core.tools import Keys as ToolKeys
 from proxy.core.tools import Order
 
@@ -51,16 +51,6 @@ class Learned:
     templates: tuple[Template, ...] = ()
     recurring: tuple[bytes, ...] = ()
     keys: Mapping[bytes, ToolKeys] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What one request teaches of its owner's prompts."""
-
-    at: float
-    template: Template | None = None
-    recurring: tuple[bytes, ...] = ()
-    keys: ToolKeys = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from typing_extensions import override
 T = TypeVar("T")
 
 _HIGH_WATER = 65_536
-_LOW_WATER = 16_384
 _NO_BODY = (204, 304)
 _REFUSED = 400
 _RACE_SECONDS = 1.0

@@ -8,7 +8,6 @@ import pytest
 
 from proxy.core.history import written
 from proxy.core.request import Request
-from proxy.core.turn import shape
 
 Messages = list[dict[str, Any]]
 Open = Callable[[], Any]
@@ -274,7 +273,7 @@ def test_what_is_written_is_what_was_forwarded(talk: Open, read: Callable[[objec
     body = chat(user(FIRST), *tools, OK, user(f"{note('a.md')}\nTwo?"))
     sent = messages(named.say(body, "ok"))
     request = read(body)
-    found = written(request, shape(request.messages), named.plans[-1].draft)
+    found = written(request, named.plans[-1].draft)
     assert sorted(found) == [1, 4, 5]
     assert [orjson.loads(found[index].raw) for index in sorted(found)] == [sent[1], sent[4], sent[5]]
     said = [message.said for message in request.messages]

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.library import Recurring, Sent, recurring
+from proxy.core.library import Recurring, Sent, recurring, sent
 from proxy.core.template import Known, Standing
-from proxy.core.turn import shape
 from tests.core.conftest import read_body
 from tests.core.test_values import OK, Client, Messages, user
 
@@ -156,7 +155,7 @@ def test_a_library_without_a_system_message() -> None:
 
 def sent_by(*messages: dict[str, Any]) -> Sent:
     request = read_body({"messages": [{"role": "system", "content": SYSTEM}, *messages]})
-    return Sent(request.messages, shape(request.messages), (), b"key")
+    return sent(request, b"key")
 
 
 def digests(*notes: str) -> tuple[bytes, ...]:

@@ -177,7 +177,7 @@ class Proxy:
                 known=known(earlier, places[parts.newest.start], places[-1], learned, key=b"t", lines=lines),
             )  # fmt: skip
             results.append(render.body(found, made.draft, ask_usage=False))
-        lesson = Lesson(now, made.formed.template if made.formed else None, made.recurring.learned)
+        lesson = made.lesson(now)
         self.fed.append((places[-1], made.standing, lesson))
         self.all.append(Sent(body, made, *results))
 

@@ -12,7 +12,6 @@ from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.turn import shape
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Lesson
 from proxy.pipeline import known, log_entries
 from tests.core.conftest import ANALYST, SCALE, as_bytes, read_body
 
@@ -64,7 +63,7 @@ class Client:
             ),
         )  # fmt: skip
         assert made.formed is not None or system is None
-        lesson = Lesson(self.now, made.formed.template if made.formed else None, made.recurring.learned)
+        lesson = made.lesson(self.now)
         self.store.note_learned("t", places[-1], made.standing, lesson)
         if self.name is not None:
             entries = log_entries(request, made, at=self.now)

@@ -24,7 +24,6 @@ from proxy.core.template import Known
 from proxy.core.turn import shape
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.memory.store import Lesson
 from proxy.pipeline import known, log_entries
 from proxy.simulator.validity import check_chat
 
@@ -170,7 +169,7 @@ class Proxy:
         made, sent.forwarded = sent.planned()
         sent.made = made
         if made.teaches:
-            lesson = Lesson(now, made.formed.template if made.formed else None, made.recurring.learned)
+            lesson = made.lesson(now)
             self.store.note_learned("t", places[-1], made.standing, lesson)
         if name is not None and made.places:
             entries = log_entries(found, made, at=now)
@@ -316,7 +315,7 @@ def test_every_line_stands_exactly_once_in_its_order(traffic: Traffic) -> None:
         held = [line.value for line in formed.roles.lines]
         assert squeeze("".join(held)) == squeeze("".join(texts(each.asked[: each.leading])))
         event(f"roles {sorted(set(formed.roles.each))}, {'named' if each.named else 'anonymous'}")
-        newest = {each.made.parts.newest.start, len(each.asked)}
+        newest = {each.made.draft.newest.start, len(each.asked)}
         assert each.named or {index for index, _ in each.frames} <= newest
         behind = [value for value, role in zip(held, formed.roles.each, strict=True) if role == "behind"]
         others = [value for value, role in zip(held, formed.roles.each, strict=True) if role != "behind"]

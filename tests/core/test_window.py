@@ -7,10 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import lineage, window
+from proxy.core import window
 from proxy.core.epoch import Profile
 from proxy.core.lineage import Link
-from proxy.core.turn import shape
 from tests.core.conftest import ANALYST, as_bytes, read_body
 
 Messages = list[dict[str, Any]]
@@ -41,14 +40,12 @@ class Memory:
 
     def take(self, *messages: dict[str, Any], idle: float = 0.0) -> Messages:
         request = read_body({"model": "m", "messages": [SYSTEM, *messages], "seed": 1})
-        parts = shape(request.messages)
         front = window.left_out(
-            request, parts, self.links, weigh=len, look=ANALYST.analyse, profile=self.profile, idle_seconds=idle
+            request, self.links, weigh=len, look=ANALYST.analyse, profile=self.profile, idle_seconds=idle
         )
         if front:
-            request = read_body(window.completed(request, parts, front))
-            parts = shape(request.messages)
-        links = window.links(request, parts, lineage.chain(request.messages, parts))
+            request = read_body(window.completed(request, front))
+        links = window.links(request)
         self.links = {**links, **self.links}
         body = orjson.loads(request.body)
         assert list(body) == ["model", "messages", "seed"]
@@ -166,10 +163,7 @@ def test_a_missing_link_leaves_the_window_alone() -> None:
 def test_an_empty_body_is_none() -> None:
     """There is nothing a window could stand in."""
     request = read_body(as_bytes({"messages": []}))
-    assert (
-        window.left_out(request, shape(()), {}, weigh=len, look=ANALYST.analyse, profile=Profile(), idle_seconds=0.0)
-        == ()
-    )
+    assert window.left_out(request, {}, weigh=len, look=ANALYST.analyse, profile=Profile(), idle_seconds=0.0) == ()
 
 
 def test_of_two_branches_nobody_can_say_which_goes_on() -> None:

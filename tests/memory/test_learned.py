@@ -8,11 +8,11 @@ import pytest
 
 from proxy.core.form import Form, Lessons
 from proxy.core.lines import KEY_BYTES
-from proxy.core.template import Seen, Standing, Template
+from proxy.core.template import Lesson, Seen, Standing, Template
 from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 from proxy.memory.redis import RedisStore
-from proxy.memory.store import Keys, Lesson, Store
+from proxy.memory.store import Keys, Store
 
 Connect = Callable[..., RedisStore]
 

@@ -14,10 +14,9 @@ import msgspec
 import redis.asyncio as redis
 
 from proxy.core.lineage import Place
-from proxy.core.template import Standing, Template
+from proxy.core.template import Lesson, Standing, Template
 from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
-from proxy.memory.store import Lesson
 
 FRESH_SECONDS = 1.0
 """So old may be what this process knows of an owner's templates."""
@@ -33,8 +32,6 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 """
 """KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
-
-
 _ADD = """
 if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
@@ -73,8 +70,8 @@ _stood = msgspec.msgpack.Decoder(_Stood)
 _digests = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
-class Lessons:
-    """Reads into a book and writes beside it; whoever calls bounds it in time."""
+class SharedBook:
+    """What all replicas know: reads into a process's own book, writes beside it. Whoever calls bounds it in time."""
 
     def __init__(
         self, client: redis.Redis, book: Book, *, root: str, ttl_seconds: int, now: Callable[[], float]
