@@ -15,10 +15,11 @@ Who may import whom, outermost first (import-linter holds it):
 
     cli · demo · server · app          start and stop; the only builder of parts
     pipeline | passthrough | admin     one request each
-    forward · call · relay             parts of a chat request's way
+    forward · call · relay · meter     parts of a chat request's way
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
-    settings | background | ranks | prices   the environment, tasks, the tokenizers' data, what models cost
+    environment                        the only reader of the environment
+    settings | background | ranks | prices   what can be set, tasks, the tokenizers' data, what models cost
     core                               pure: values in, values out; no clock, I/O, randomness or logging
     errors
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import secrets
+import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -17,18 +19,22 @@ from proxy.admin import Admin
 from proxy.background import Background
 from proxy.core.items import Tags
 from proxy.core.price import Rates
+from proxy.environment import SettingsError, load
 from proxy.memo import Analyst, count
+from proxy.memory.calibrations import Calibrations
 from proxy.memory.local import LocalStore
+from proxy.memory.quotas import LocalCounting, RedisCounting
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Keys, Store
+from proxy.meter import Meter
 from proxy.observe.log import Log
 from proxy.observe.metrics import Metrics
 from proxy.passthrough import Passthrough
 from proxy.pipeline import Pipeline
 from proxy.prices import Prices
-from proxy.settings import PriceSettings, Settings, load
+from proxy.settings import PREFIX, PriceSettings, Settings
 from proxy.tenants import Tenants
-from proxy.upstream.client import Client, Timeouts
+from proxy.upstream.client import Clients, Timeouts
 from proxy.upstream.target import is_chat, normal
 
 _DRAIN_SECONDS = 2.0
@@ -45,8 +51,7 @@ class Services:
         self.metrics = Metrics(self.tenants.names)
         self.log = Log(settings.log_level, later=lambda flush: loop.call_later(0.05, flush))
         self.background = Background(self._failed)
-        self.client = Client(
-            settings.upstream_url,
+        self.clients = Clients(
             timeouts=Timeouts(
                 connect=settings.connect_timeout_seconds,
                 first_byte=settings.first_byte_timeout_seconds,
@@ -57,13 +62,28 @@ class Services:
         self._given = settings.secret.get_secret_value().encode() if settings.secret else None
         self._keys = Keys(self._given or secrets.token_bytes(32))
         self.store = self._store(settings)
-        self.prices = Prices(settings.upstream_url, {name: _rates(price) for name, price in settings.prices.items()})
+        self.prices = Prices(_prices(settings))
+        self._settings = settings
+        self.meter = Meter(
+            RedisCounting(self.store) if isinstance(self.store, RedisStore) else LocalCounting(),
+            owner=lambda tenant: self.keys().partition(tenant.owner),
+            closed=lambda: self._settings.quota_without_redis == "closed",
+            told=self.metrics.quota,
+            background=self.background,
+        )
+        calibrations = Calibrations(
+            self.store if isinstance(self.store, RedisStore) else None,
+            background=self.background,
+            told=self.metrics.token_ratio,
+        )
         self.pipeline = Pipeline(
             settings=settings,
             prices=self.prices,
             tenants=self.tenants,
-            client=self.client,
+            clients=self.clients,
             store=self.store,
+            meter=self.meter,
+            calibrations=calibrations,
             keys=self.keys,
             analyst=Analyst(Tags.of(settings.context_tags), max_bytes=settings.memory_bytes // 4),
             background=self.background,
@@ -71,9 +91,28 @@ class Services:
             streams=self.metrics.live_streams.inc,
             memo_bytes=settings.memory_bytes // 4,
         )
-        self.passthrough = Passthrough(tenants=self.tenants, client=self.client)
+        self.passthrough = Passthrough(
+            settings=settings, tenants=self.tenants, clients=self.clients, meter=self.meter, prices=self.prices
+        )
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         self.admin = Admin(tenants=self.tenants, store=self.store, keys=self.keys, metrics=self.metrics, token=token)
+
+    def reload(self) -> None:
+        """Read the settings again: tenants, quotas and all that is looked up by request change; streams go on."""
+        try:
+            settings = load()
+        except SettingsError as error:
+            self.log.say("error", "reload_failed", at=time.time(), error=str(error))
+            return
+        fixed = [name for name in _FIXED if getattr(settings, name) != getattr(self._settings, name)]
+        self._settings = settings
+        self.tenants.take(settings)
+        self.pipeline.take(settings)
+        self.passthrough.take(settings)
+        self.prices.take(_prices(settings))
+        self.background.start(asyncio.to_thread(self.prices.load, self.tenants.upstreams))
+        needs = [PREFIX + name.upper() for name in fixed]
+        self.log.say("warning" if needs else "info", "reloaded", at=time.time(), needs_a_restart=needs)
 
     def keys(self) -> Keys:
         """Return the keys in force; they change once, when Redis tells the secret all replicas share."""
@@ -82,14 +121,16 @@ class Services:
     async def start(self) -> None:
         """Do what must be done before the first request."""
         await asyncio.to_thread(count, "")
-        self.background.start(asyncio.to_thread(self.prices.load))
+        self.background.start(asyncio.to_thread(self.prices.load, self.tenants.upstreams))
+        if self.tenants.any_quotas and not isinstance(self.store, RedisStore):
+            self.log.say("warning", "quotas_are_this_process_own", at=time.time(), why="STRATA_REDIS_URL is not set")
         await self._share_secret()
 
     async def close(self) -> None:
         """Let what is under way be written, then let go."""
         await self.background.close(within=_DRAIN_SECONDS)
         await self.store.close()
-        await self.client.close()
+        await self.clients.close()
         self.log.flush()
 
     def _store(self, settings: Settings) -> Store:
@@ -123,6 +164,18 @@ class Services:
 
     def _failed(self, error: BaseException) -> None:
         self.log.say("error", "background_failed", at=time.time(), error=f"{type(error).__name__}: {error}")
+
+
+_FIXED = (
+    "host", "port", "workers", "redis_url", "secret", "memory_bytes", "context_tags", "connect_timeout_seconds",
+    "first_byte_timeout_seconds", "idle_timeout_seconds", "shutdown_seconds", "log_level", "admin_token",
+    "upstream_proxy", "env_file",
+)  # fmt: skip
+"""Settings that a running process cannot change."""
+
+
+def _prices(settings: Settings) -> dict[str, Rates]:
+    return {name: _rates(price) for name, price in settings.prices.items()}
 
 
 def _rates(given: PriceSettings) -> Rates:
@@ -173,6 +226,9 @@ def create(settings: Settings) -> Strata:
         services = own.state.services = Services(settings)
         own.router.routes += _routes(services.admin)
         await services.start()
+        hear = getattr(signal, "SIGHUP", None)
+        if hear is not None and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(hear, services.reload)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_YOUNG)

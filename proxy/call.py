@@ -10,16 +10,20 @@ from proxy.core.conversation import Name
 from proxy.core.lineage import NOTHING, Place, Recalled
 from proxy.core.measure import Layers
 from proxy.core.models import Model, describe
-from proxy.core.plan import Plan
+from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
 from proxy.core.price import Amount, Price, cost
+from proxy.core.quota import Kind, nanos
 from proxy.core.request import Request
 from proxy.core.tools import Order
 from proxy.memory.store import Entry
+from proxy.meter import Reservation
 from proxy.observe.record import Outcome, Record
 from proxy.relay import Told
 from proxy.tenants import Tenant
 from proxy.upstream.client import Exchange
+
+_FAILED = 400
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +56,10 @@ class Call:
     as_sent_tokens: int | None = None
     as_sent_input_tokens: int | None = None
     price: Price | None = None
+    ratio: float | None = None
+    policy: Policy | None = None
+    reservation: Reservation | None = None
+    reserved: Amount | None = None
     unseen_bytes: int = 0
     degraded: bool = False
     ignored: bool = False
@@ -67,12 +75,30 @@ class Call:
         """Seconds the proxy itself took before the upstream was called."""
         return (self.forwarded or now) - self.started
 
+    @property
+    def over_quota(self) -> Kind | None:
+        """The quota this request is over, where it was let through all the same."""
+        verdict = self.reservation.verdict if self.reservation else None
+        return verdict.over if verdict else None
+
+    def used(self) -> tuple[int, int]:
+        """Return the tokens and the money, in billionths, to be settled: what was reported, else an estimate."""
+        usage, pieces = self.told.usage, self.told.pieces
+        if usage is not None:
+            paid, _ = self._money()
+            return usage.input_tokens + (pieces if usage.output_tokens is None else usage.output_tokens), nanos(paid)
+        if self.forwarded is None or self.reserved is None or self.status >= _FAILED:
+            return 0, 0
+        given = self.layers.total if self.layers else self.reserved.input
+        amount = Amount(input=given, output=pieces if self.request and self.request.stream else 0)
+        return given + amount.output, nanos(cost(self.price, amount)) if self.price else 0
+
     def conclude(self, status: int) -> None:
         """Say how an exchange ended whose answer has been passed on."""
         self.status = status
         match self.told.end:
             case "whole":
-                good = status < 400 and not self.told.failed
+                good = status < _FAILED and not self.told.failed
                 self.outcome = ("bypass" if self.cause else "ok") if good else "upstream_error"
             case "interrupted":
                 self.outcome, self.cause = "upstream_interrupted", self.told.why
@@ -131,6 +157,7 @@ class Call:
             library_items=len(plan.draft.library.items) if plan else 0,
             epoch=plan.epoch.number if plan and plan.epoch else None,
             began=plan.began if plan else None,
+            over_quota=self.over_quota,
             predicted_tokens=self._reported(self.predicted_tokens),
             as_sent_tokens=self._reported(self.as_sent_tokens),
             as_sent_input_tokens=self._reported(self.as_sent_input_tokens),

@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from proxy import environment as config
 from proxy import server
-from proxy import settings as config
+from proxy.settings import PREFIX, Settings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,7 +29,7 @@ def main() -> None:
 def serve(host: str | None, port: str | None, upstream: str | None, workers: str | None) -> None:
     """Serve until interrupted."""
     given = {"HOST": host, "PORT": port, "UPSTREAM_URL": upstream, "WORKERS": workers}
-    options = {config.PREFIX + name: value for name, value in given.items() if value is not None}
+    options = {PREFIX + name: value for name, value in given.items() if value is not None}
     settings = _load(options)
     config.export(options)
     try:
@@ -69,7 +70,7 @@ def config_() -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def _load(options: dict[str, str]) -> config.Settings:
+def _load(options: dict[str, str]) -> Settings:
     """Read the settings, options of the command line over the environment; end the program when one is wrong."""
     try:
         return config.load(config.environment() | options)

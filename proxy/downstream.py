@@ -38,6 +38,13 @@ class Downstream:
 
     async def body(self, limit: int) -> bytes:
         """Read and decode the whole body. Raises StrataError (413, 415, 400) and ClientGone."""
+        raw, encoding = await self.raw(limit), self.headers.get("content-encoding")
+        if encoding and len(raw) > _INLINE_BYTES:
+            return await asyncio.to_thread(decode, raw, encoding, limit)
+        return decode(raw, encoding, limit)
+
+    async def raw(self, limit: int) -> bytes:
+        """Read the whole body as it was sent. Raises StrataError (413) and ClientGone."""
         if int(self.headers.get("content-length") or 0) > limit:
             raise _too_large(limit)
         pieces: list[bytes] = []
@@ -47,10 +54,11 @@ class Downstream:
             size += len(piece)
             if size > limit:
                 raise _too_large(limit)
-        raw, encoding = pieces[0] if len(pieces) == 1 else b"".join(pieces), self.headers.get("content-encoding")
-        if encoding and len(raw) > _INLINE_BYTES:
-            return await asyncio.to_thread(decode, raw, encoding, limit)
-        return decode(raw, encoding, limit)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def decoded(self, raw: bytes, limit: int) -> bytes:
+        """Decode a body that `raw` has read. Raises StrataError (413, 415, 400)."""
+        return decode(raw, self.headers.get("content-encoding"), limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Read the body as it comes. Raises ClientGone."""
@@ -95,7 +103,8 @@ class Downstream:
 
     async def refuse(self, error: StrataError, headers: list[tuple[bytes, bytes]]) -> None:
         """Answer with an error in the OpenAI shape."""
-        await self.answer(error.fault.status, error_body(error.fault, error.message, error.param), headers, JSON)
+        body = error_body(error.fault, error.message, error.param)
+        await self.answer(error.fault.status, body, [*headers, *error.headers], JSON)
 
 
 JSON = b"application/json"

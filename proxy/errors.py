@@ -5,6 +5,7 @@ Core raises these with the offending field and value; `Downstream.refuse` turns 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -24,6 +25,10 @@ TOO_LONG = Fault(status=400, type="invalid_request_error", code="context_length_
 TOO_LARGE = Fault(status=413, type="invalid_request_error", code="request_too_large")
 UNKNOWN_KEY = Fault(status=401, type="invalid_request_error", code="invalid_api_key")
 NOT_ALLOWED = Fault(status=403, type="invalid_request_error", code="route_not_allowed")
+NO_MODEL = Fault(status=404, type="invalid_request_error", code="model_not_found")
+RATE_LIMITED = Fault(status=429, type="rate_limit_error", code="rate_limit_exceeded")
+OVER_QUOTA = Fault(status=403, type="insufficient_quota", code="insufficient_quota")
+NO_QUOTA = Fault(status=503, type="server_error", code="quota_unavailable")
 NOT_FOUND = Fault(status=404, type="invalid_request_error", code="not_found")
 NO_WEBSOCKET = Fault(status=400, type="invalid_request_error", code="websocket_unsupported")
 UNREACHABLE = Fault(status=502, type="upstream_error", code="upstream_unreachable")
@@ -35,16 +40,20 @@ NO_MEMORY = Fault(status=503, type="server_error", code="memory_unavailable")
 INTERNAL = Fault(status=500, type="server_error", code="internal_error")
 
 FAULTS = (
-    BAD_JSON, BAD_VALUE, BAD_ENCODING, TOO_LONG, TOO_LARGE, UNKNOWN_KEY, NOT_ALLOWED, NOT_FOUND, NO_WEBSOCKET,
-    UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED, SHUTTING_DOWN, NO_MEMORY, INTERNAL,
+    BAD_JSON, BAD_VALUE, BAD_ENCODING, TOO_LONG, TOO_LARGE, UNKNOWN_KEY, NOT_ALLOWED, NO_MODEL, RATE_LIMITED,
+    OVER_QUOTA, NO_QUOTA, NOT_FOUND, NO_WEBSOCKET, UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED, SHUTTING_DOWN,
+    NO_MEMORY, INTERNAL,
 )  # fmt: skip
 
 
 class StrataError(Exception):
     """A request that Strata answers itself; `param` names the offending field (`"strata.context[2].id"`)."""
 
-    def __init__(self, fault: Fault, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, fault: Fault, message: str, *, param: str | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         super().__init__(message)
+        self.headers = headers
         self.fault = fault
         self.message = message
         self.param = param

@@ -15,7 +15,7 @@ from proxy.core.request import OWN
 from proxy.downstream import Downstream
 from proxy.observe import receipt
 from proxy.upstream import headers
-from proxy.upstream.client import Answer, Client
+from proxy.upstream.client import Answer, Clients
 from proxy.upstream.target import normal
 
 _DROPPED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect"})
@@ -30,14 +30,14 @@ class Forwarder:
 
     def __init__(
         self,
-        client: Client,
+        clients: Clients,
         *,
         measure: Callable[[Call], None],
         streams: Callable[[int], None],
         heard: Callable[[Call, tuple[bytes, ...]], None],
         inline_bytes: int,
     ) -> None:
-        self._client = client
+        self._clients = clients
         self._measure = measure
         self._streams = streams
         self._heard = heard
@@ -61,8 +61,8 @@ class Forwarder:
         """Send once; a second time only where the upstream refused what the proxy had asked on its own account."""
         request = call.request
         asks = request is not None and request.stream and request.wants_usage is False
-        model = request.model if request else ""
-        ask = asks and not self._client.refuses_options(model)
+        model, upstream = request.model if request else "", self._clients(call.tenant.upstream_url)
+        ask = asks and not upstream.refuses_options(model)
         body = await _render(call, raw, ask_usage=ask)
         call.forwarded = time.monotonic()
         call.measuring = self._measured(call)
@@ -71,7 +71,7 @@ class Forwarder:
             await answer.close()
             answer = await self._once(call, client, await _render(call, raw, ask_usage=False))
             if answer.status not in _REFUSALS:
-                self._client.remember_refusal(model)
+                upstream.remember_refusal(model)
             return answer, False
         return answer, ask
 
@@ -88,7 +88,7 @@ class Forwarder:
         # Uncompressed, so that events leave as they come and usage can be read.
         sent.append((b"accept-encoding", b"identity"))
         path = normal(scope["raw_path"])
-        return await self._client.send(
+        return await self._clients(tenant.upstream_url).send(
             "POST",
             path=path,
             query=headers.query(scope["query_string"], hide=tenant.hides_credentials),
@@ -113,6 +113,8 @@ class Forwarder:
             degraded=call.degraded,
             ignored=call.ignored,
             kept_messages=call.kept_messages,
+            over_quota=call.over_quota,
+            allowance=call.reservation.headers if call.reservation else (),
         )
         heard = functools.partial(self._heard, call) if call.entry is not None else None
         passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)

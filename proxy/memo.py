@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -13,6 +14,7 @@ from proxy.core import lines, message, prefix, tokens, tools
 from proxy.core.items import Tags
 from proxy.core.lines import Line
 from proxy.core.measure import Scale
+from proxy.core.media import UNKNOWN, Media
 from proxy.core.message import Message
 from proxy.core.models import Encoding
 from proxy.core.prefix import Chunks
@@ -122,18 +124,27 @@ class Reader:
 
 
 class TokenScale(Scale):
-    """Counts with one encoding, each distinct text once."""
+    """Counts with one encoding, each distinct text once; images and their like by one family's rules."""
 
-    def __init__(self, encoding: Encoding, *, max_bytes: int) -> None:
+    def __init__(self, encoding: Encoding, *, max_bytes: int, rules: Media = UNKNOWN) -> None:
         self._count = tokens.counter(ranks.load(encoding))
+        self._rules = rules
+        self._family = rules.family.encode()
         self._memo: Memo[int] = Memo(max_bytes=max_bytes)
+
+    def of(self, rules: Media) -> TokenScale:
+        """Return the scale of another family with the same tokenizer; what has been counted is known to both."""
+        other = copy.copy(self)
+        other._rules, other._family = rules, rules.family.encode()
+        return other
 
     @override
     def message(self, raw: bytes, digest: bytes) -> int:
-        found = self._memo.get(digest)
+        key = self._family + digest
+        found = self._memo.get(key)
         if found is None:
-            found = tokens.message(raw, self._count)
-            self._memo.put(digest, found, 160)
+            found = tokens.message(raw, self._count, self._rules)
+            self._memo.put(key, found, 160)
         return found
 
     @override

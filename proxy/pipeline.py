@@ -19,26 +19,33 @@ from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.lines import Line
 from proxy.core.models import Encoding, Model, describe
-from proxy.core.plan import Plan
+from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Ledger
+from proxy.core.price import Amount, Price, cost
+from proxy.core.quota import nanos
 from proxy.core.request import Request, read
 from proxy.core.template import NOTHING_KNOWN, Known
 from proxy.core.tools import Toolset
 from proxy.downstream import ClientGone, Downstream
-from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
+from proxy.errors import INTERNAL, NO_MODEL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
+from proxy.memory.calibrations import Calibrations
 from proxy.memory.learned import MOST_STANDING
 from proxy.memory.store import DONE, Entry, Keys, Learned, Store, Tally, View, Writing
+from proxy.meter import Meter
 from proxy.observe.record import Outcome, Record
 from proxy.prices import Prices
 from proxy.settings import Settings
 from proxy.tenants import Tenants
-from proxy.upstream.client import Client, Interrupted
+from proxy.upstream.client import Clients, Interrupted
+from proxy.upstream.target import models_asked
 
 _FAILED = 400
 LONG_BYTES = 262_144
 """A longer body is read in a thread: what of it is new is not known before."""
+_LEAST_BYTES_PER_TOKEN = 3
+"""Less than text has nearly everywhere: an estimate that is to be reserved should not fall short."""
 INLINE_BYTES = 16_384
 """More new text than this is counted in a thread, so that no other request waits for it."""
 _OUTCOME_OF: dict[str, Outcome] = {"upstream_error": "upstream_error", "server_error": "error"}
@@ -54,8 +61,10 @@ class Pipeline:
         *,
         settings: Settings,
         tenants: Tenants,
-        client: Client,
+        clients: Clients,
         store: Store,
+        meter: Meter,
+        calibrations: Calibrations,
         keys: Callable[[], Keys],
         analyst: Analyst,
         prices: Prices,
@@ -67,9 +76,11 @@ class Pipeline:
         self._settings = settings
         self._tenants = tenants
         self._forwarder = Forwarder(
-            client, measure=self._weigh, streams=streams, heard=self._heard, inline_bytes=INLINE_BYTES
+            clients, measure=self._weigh, streams=streams, heard=self._heard, inline_bytes=INLINE_BYTES
         )
         self._store = store
+        self._meter = meter
+        self._calibrations = calibrations
         self._keys = keys
         self._analyst = analyst
         self._prices = prices
@@ -78,6 +89,10 @@ class Pipeline:
         self._memo_bytes = memo_bytes
         self._scales: dict[Encoding, TokenScale] = {}
         self._ledger, self._sent = Ledger(), Ledger()
+
+    def take(self, settings: Settings) -> None:
+        """Put these settings in the place of those before."""
+        self._settings = settings
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one chat request; exactly one record is emitted, whatever happens."""
@@ -90,11 +105,10 @@ class Pipeline:
                 request = await self._read(call, client, raw)
                 request, recalled, known = await self._recall(call, request)
                 await self._plan(call, request, recalled, known)
-                self._remember(call, request)
-                self._remember_order(call)
-                self._remember_standing(call)
             except Odd as odd:
                 call.cause = odd.cause
+            await self._reserve(call, client, raw)
+            self._remember(call)
             await self._forwarder.forward(call, client, raw)
         except (ClientGone, Interrupted):
             call.outcome = "client_closed"
@@ -126,7 +140,9 @@ class Pipeline:
         request = call.request = call.sent = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
         call.unseen_bytes = reader.unseen_bytes
         call.model = self._described(request.model)
-        call.price = self._prices.of(request.model, call.at)
+        call.price = self._prices.of(request.model, call.tenant.upstream_url, call.at)
+        call.ratio = self._calibrations.ratio(self._calibrated(call), call.model.name)
+        call.policy = self._priced(call.tenant.policy, call.price)
         call.name = conversation.name(
             request,
             client.headers,
@@ -134,6 +150,15 @@ class Pipeline:
             user_headers=self._settings.user_headers,
         )
         return request
+
+    def _priced(self, policy: Policy, price: Price | None) -> Policy:
+        """Weigh an epoch at the model's own prices, where the settings do not say others."""
+        shares = price.shares() if price else None
+        if shares is None:
+            return policy
+        read = policy.profile.read if self._settings.cached_read_price is not None else shares[0]
+        write = policy.profile.write if self._settings.cached_write_price is not None else shares[1]
+        return dataclasses.replace(policy, profile=dataclasses.replace(policy.profile, read=read, write=write))
 
     def _described(self, name: str) -> Model:
         """Return what is known of a model; a window of the settings' before the table's."""
@@ -150,26 +175,32 @@ class Pipeline:
         keys = self._keys()
         call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
         if call.tenant.policy.windowed:
-            answer = await self._store.recall(call.conversation)
+            answer = await self._store.recall(call.conversation, ttl_seconds=call.tenant.ttl_seconds)
             request = await self._complete(call, request, answer.recalled)
             known = await self._known(call, request)
         else:
-            answer, known = await asyncio.gather(self._store.recall(call.conversation), self._known(call, request))
+            answer, known = await asyncio.gather(
+                self._store.recall(call.conversation, ttl_seconds=call.tenant.ttl_seconds), self._known(call, request)
+            )
         call.degraded = answer.degraded
         call.recalled = answer.recalled
         return request, answer.recalled, known
 
     async def _complete(self, call: Call, request: Request, recalled: Recalled) -> Request:
         """Put in front of a windowed client's messages what it has left out of its history."""
-        policy = call.tenant.policy
+        policy = call.policy or call.tenant.policy
         limit = budget.limit(
-            model=call.model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
+            model=call.model,
+            budget=policy.budget_tokens,
+            reserve=policy.reserve_tokens,
+            reply=request.reply_tokens,
+            ratio=call.ratio,
         )
         if not recalled.links or policy.mode == "observe" or limit is None:
             # What has no limit that is known could grow beyond what its model takes.
             return request
         reader = self._analyst.reader()
-        scale = await self._scale(call.model.encoding)
+        scale = await self._scale(call.model)
 
         def work() -> Request:
             front = window.left_out(
@@ -220,7 +251,7 @@ class Pipeline:
     # plan
 
     async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known) -> None:
-        scale = await self._scale(call.model.encoding)
+        scale = await self._scale(call.model)
         given = await self._tools(call, request.member("tools"))
         if len(given.raws) > 1:
             call.orders = await self._store.orders(self._partition(call), given.identities)
@@ -230,9 +261,10 @@ class Pipeline:
                 request,
                 recalled,
                 model=call.model,
-                policy=call.tenant.policy,
+                policy=call.policy or call.tenant.policy,
                 named=call.name is not None,
                 scale=scale,
+                ratio=call.ratio,
                 look=self._analyst.analyse,
                 now=call.at,
                 given=given,
@@ -264,12 +296,47 @@ class Pipeline:
         heavy = len(array) > INLINE_BYTES
         return await asyncio.to_thread(self._analyst.tools, array) if heavy else self._analyst.tools(array)
 
+    # reserve
+
+    async def _reserve(self, call: Call, client: Downstream, raw: bytes) -> None:
+        """Hold the request to its tenant's models and quotas. Raises StrataError."""
+        tenant, request = call.tenant, call.request
+        if tenant.models:
+            for name in models_asked(client.scope["raw_path"], raw):
+                if not tenant.may_use(name):
+                    why = f"The model {name[:200]!r} does not exist or this key may not use it."
+                    raise StrataError(NO_MODEL, why, param="model")
+        if not tenant.quotas:
+            return
+        given = call.plan.total if call.plan else None
+        if given is None and request is not None and any(message.media for message in request.messages):
+            # What is no text has no size in bytes that says anything.
+            await asyncio.to_thread(self._weigh, call)
+            given = call.layers.total if call.layers else None
+        reply = (request.reply_tokens if request else None) or tenant.policy.reserve_tokens
+        amount = Amount(
+            input=len(raw) // _LEAST_BYTES_PER_TOKEN if given is None else given,
+            output=reply * (request.choices if request else 1),
+        )
+        call.reserved = amount
+        money = nanos(cost(call.price, amount)) if call.price else 0
+        call.reservation = await self._meter.reserve(
+            tenant, call.request_id, tokens=amount.input + amount.output, nanos=money
+        )
+
     # remember, beside the upstream call
 
-    def _remember(self, call: Call, request: Request) -> None:
+    def _remember(self, call: Call) -> None:
+        """Store what the next request of this lineage, and of this tenant, is to know."""
+        if call.plan is not None:
+            self._remember_log(call, call.plan)
+            self._remember_order(call, call.plan)
+            self._remember_standing(call, call.plan)
+
+    def _remember_log(self, call: Call, plan: Plan) -> None:
         """Store what is about to be forwarded: the client's next step may reach another replica."""
-        plan = call.plan
-        if plan is None or call.conversation is None or not plan.places or not self._settings.remember_content:
+        request = call.request
+        if request is None or call.conversation is None or not plan.places or not call.tenant.remember_content:
             return
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)
@@ -278,18 +345,18 @@ class Pipeline:
         links = {place: link for place, link in links.items() if place not in call.recalled.links}
         if fresh or plan.began or links:
             began = plan.epoch if plan.began else None
-            self._beside(self._store.remember(call.conversation, fresh, began, links))
+            ttl = call.tenant.ttl_seconds
+            self._beside(self._store.remember(call.conversation, fresh, began, links, ttl_seconds=ttl))
 
-    def _remember_order(self, call: Call) -> None:
+    def _remember_order(self, call: Call, plan: Plan) -> None:
         """Store the order of a set of tools that was not seen before."""
-        order = call.plan.order if call.plan else ()
+        order = plan.order
         if len(order) > 1 and all(set(known) != set(order) for known in call.orders):
             self._beside(self._store.order(self._partition(call), order))
 
-    def _remember_standing(self, call: Call) -> None:
+    def _remember_standing(self, call: Call, plan: Plan) -> None:
         """Store how the prompt stands: the next request of this lineage keeps its form."""
-        plan = call.plan
-        if plan is None or call.place is None or not plan.teaches:
+        if call.place is None or not plan.teaches:
             return
         self._beside(self._store.learn(self._partition(call), call.place, plan.standing, plan.lesson(call.at)))
 
@@ -304,7 +371,8 @@ class Pipeline:
     def _heard(self, call: Call, replies: tuple[bytes, ...]) -> None:
         """Store what the answer said, as soon as it is whole."""
         if call.conversation is not None and call.entry is not None and replies:
-            self._beside(self._store.answered(call.conversation, call.entry, replies))
+            ttl = call.tenant.ttl_seconds
+            self._beside(self._store.answered(call.conversation, call.entry, replies, ttl_seconds=ttl))
 
     # record
 
@@ -324,10 +392,14 @@ class Pipeline:
 
     def _record(self, call: Call) -> None:
         record = call.record(time.monotonic())
+        if call.reservation is not None:
+            tokens, money = call.used()
+            self._meter.settle(call.reservation, tokens=tokens, nanos=money)
         for sink in self._sinks:
             sink(record)
         if call.steps and 0 < call.status < _FAILED:
             self._ledger.forward(self._start(call), call.steps, now=call.at)
+        self._learn_ratio(call)
         tally = Tally(
             prompt_tokens=record.usage.input_tokens if record.usage else 0,
             cached_tokens=(record.usage.cache_read_tokens or 0) if record.usage else 0,
@@ -335,7 +407,22 @@ class Pipeline:
         self._store.count(self._partition(call), tally)
         if call.conversation is None or call.plan is None:
             return
-        self._background.start(self._store.seen(call.conversation, _view(call), tally))
+        ttl = call.tenant.ttl_seconds
+        self._background.start(self._store.seen(call.conversation, _view(call), tally, ttl_seconds=ttl))
+
+    def _learn_ratio(self, call: Call) -> None:
+        """Learn from what the upstream reported of a prompt of text; other parts have rules of their own."""
+        usage, request = call.told.usage, call.request
+        if usage is None or call.layers is None or request is None or call.outcome != "ok":
+            return
+        if not any(message.media for message in request.messages):
+            self._calibrations.learn(
+                self._calibrated(call), call.model.name, counted=call.layers.total, reported=usage.input_tokens
+            )
+
+    def _calibrated(self, call: Call) -> str:
+        name = call.request.model if call.request else ""
+        return hashlib.sha256(f"{call.tenant.upstream_url}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     # weighing
 
@@ -343,7 +430,7 @@ class Pipeline:
         """Weigh a call's layers; what is forwarded does not depend on it."""
         if call.request is None or call.plan is None or call.layers is not None:
             return
-        scale = self._scales[call.model.encoding]
+        scale = self._scales[call.model.encoding].of(call.model.media)
         with contextlib.suppress(LookupError, ValueError, TypeError, RecursionError):
             call.layers = measure.layers(call.request, call.plan.draft, scale)
             call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
@@ -351,7 +438,7 @@ class Pipeline:
 
     def _predict(self, call: Call, request: Request, draft: Draft, scale: TokenScale) -> None:
         """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
-        start, profile = self._start(call), call.tenant.policy.profile
+        start, profile = self._start(call), (call.policy or call.tenant.policy).profile
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
         sent = call.sent if call.sent is not request else None
         own = prefix.as_sent(request, draft, scale, self._analyst.chunks, sent=sent) or call.steps
@@ -364,12 +451,13 @@ class Pipeline:
         """What separates prompt caches: whose key it is, and the model."""
         return hash((self._partition(call), call.request.model if call.request else ""))
 
-    async def _scale(self, encoding: Encoding) -> TokenScale:
-        """Return the scale of a tokenizer; its data is loaded when it is first asked for."""
+    async def _scale(self, model: Model) -> TokenScale:
+        """Return the scale of a model; a tokenizer's data is loaded when it is first asked for."""
+        encoding = model.encoding
         if encoding not in self._scales:
             made = await asyncio.to_thread(TokenScale, encoding, max_bytes=self._memo_bytes)
             self._scales.setdefault(encoding, made)
-        return self._scales[encoding]
+        return self._scales[encoding].of(model.media)
 
 
 def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:

@@ -7,7 +7,7 @@ the upstream's address is one of a provider's.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -23,38 +23,44 @@ Find = Callable[[str, datetime], Any]
 
 
 class Prices:
-    """Prices at one upstream. `given` are those of the settings, by model."""
+    """Prices at each upstream. `given` are those of the settings, by model."""
 
-    def __init__(self, upstream_url: str, given: Mapping[str, Rates]) -> None:
-        self._url = upstream_url
+    def __init__(self, given: Mapping[str, Rates]) -> None:
+        self.take(given)
+        self._find: dict[str, Find] = {}
+        self._known: dict[tuple[str, str], tuple[float, Price | None]] = {}
+
+    def take(self, given: Mapping[str, Rates]) -> None:
+        """Put these prices in the place of those given before."""
         self._given = {name.lower(): Price(((0, rates),)) for name, rates in given.items()}
-        self._find: Find | None = None
-        self._known: dict[str, tuple[float, Price | None]] = {}
 
-    def load(self) -> None:
-        """Load the list; takes a while."""
-        if not _own(self._url):
-            self._find = _listed(self._url)
+    def load(self, upstreams: Iterable[str]) -> None:
+        """Load the list for upstreams at a provider's address; takes a while."""
+        for url in upstreams:
+            if url not in self._find and not _own(url):
+                self._find[url] = _listed(url)
+        self._known = {}
 
-    def of(self, model: str, now: float) -> Price | None:
-        """Return a model's price, or None: unknown, and nothing is made up."""
+    def of(self, model: str, upstream: str, now: float) -> Price | None:
+        """Return a model's price at an upstream, or None: unknown, and nothing is made up."""
         name = model.lower()
         given = self._given.get(name) or self._given.get(name.rpartition("/")[2])
         if given is not None:
             return given
-        at, price = self._known.get(name, (0.0, None))
+        at, price = self._known.get((upstream, name), (0.0, None))
         if now > at + _HOUR:
             if len(self._known) >= _MOST_MODELS:
                 self._known.clear()
-            price = self._look(name, now)
-            self._known[name] = (now, price)
+            price = self._look(name, upstream, now)
+            self._known[upstream, name] = (now, price)
         return price
 
-    def _look(self, name: str, now: float) -> Price | None:
-        if self._find is None or not name:
+    def _look(self, name: str, upstream: str, now: float) -> Price | None:
+        find = self._find.get(upstream)
+        if find is None or not name:
             return None
         try:
-            return _price(self._find(name, datetime.fromtimestamp(now, UTC)))
+            return _price(find(name, datetime.fromtimestamp(now, UTC)))
         except (LookupError, ValueError):
             return None
 

@@ -19,6 +19,10 @@ _REFUSED = 300
 _MOST_KEPT = 2_097_152
 """An answer longer than this is passed on whole, but not read for usage or replies."""
 _INFLATABLE = (b"gzip", b"deflate")
+_RATE = b"x-ratelimit-"
+_RATES = frozenset(
+    _RATE + what + of for what in (b"limit-", b"remaining-", b"reset-") for of in (b"requests", b"tokens")
+)
 
 Clock = Callable[[], float]
 Inflate = Callable[[bytes], bytes]
@@ -82,7 +86,7 @@ async def stream(answer: Answer, passing: Passing, receipt: Raw, *, strip_usage:
     client, told = passing.client, passing.told
     tap = sse.Stream(strip_usage=strip_usage, choices=choices)
     inflate = _inflater(answer)
-    drop = frozenset({b"content-length"}) | (frozenset({b"content-encoding"}) if inflate else frozenset())
+    drop = _ours(receipt) | {b"content-length"} | ({b"content-encoding"} if inflate else set())
     await client.begin(answer.status, [*_unbuffered(downstream(answer.headers, drop=drop)), *receipt])
     told.why = "no finish reason and no [DONE]"
     try:
@@ -124,7 +128,7 @@ async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Infl
 async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
     """Pass any other answer on, byte for byte with its own framing; JSON is read for its usage as well."""
     client, told = passing.client, passing.told
-    await client.begin(answer.status, [*downstream(answer.headers), *receipt])
+    await client.begin(answer.status, [*downstream(answer.headers, drop=_ours(receipt)), *receipt])
     reads = answer.status < _REFUSED and b"json" in answer.header(b"content-type")
     last = False
     try:
@@ -144,6 +148,12 @@ async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
         return
     else:
         told.end = "whole"
+
+
+def _ours(receipt: Raw) -> frozenset[bytes]:
+    """Return the upstream's headers in whose place ours stand: the rates of a tenant are not the upstream key's."""
+    told = any(name.startswith(_RATE) for name, _ in receipt)
+    return _RATES if told else frozenset()
 
 
 def _broken(told: Told) -> bytes:

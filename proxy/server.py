@@ -6,11 +6,13 @@ stream that is cancelled ends with an error event.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from typing import Any
 
 import uvicorn
+from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from proxy import app
@@ -60,7 +62,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
         config = uvicorn.Config(
             "proxy.app:from_environment", factory=True, workers=settings.workers, **options(settings)
         )
-        Multiprocess(config, sockets=[listener]).run()
+        _Workers(config, sockets=[listener]).run()
         return 0
     server = build(settings)
     # uvicorn raises the signal that ended it once more at the end; it has been answered by then.
@@ -68,6 +70,16 @@ def run(settings: Settings, listener: socket.socket) -> int:
         signal.signal(number, _answered)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+class _Workers(Multiprocess):
+    """Worker processes that read their settings again on SIGHUP, where uvicorn would restart them."""
+
+    @override
+    def handle_hup(self) -> None:
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
 
 
 def _answered(*_: object) -> None:

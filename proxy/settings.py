@@ -1,33 +1,19 @@
-"""Every setting, from the environment, read in one place and nowhere else. Prefix `STRATA_`."""
+"""Every setting: its name, type, default and what it is. `environment` reads them. Prefix `STRATA_`."""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
-from typing_extensions import override
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "STRATA_"
-_NESTED = "TENANTS__"
-_KUBERNETES = re.compile(r"STRATA(_\w+)?_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
-"""What Kubernetes puts into every pod beside a Service named strata; no setting of ours."""
+DIGESTED = "sha256:"
 
 
 def _list(value: object) -> object:
@@ -60,6 +46,18 @@ def _split(url: str, *schemes: str) -> SplitResult:
     return parts
 
 
+def _api(url: str) -> str:
+    """Check an upstream's base."""
+    parts = _split(url, "http", "https")
+    if parts.username is not None:
+        raise ValueError("a URL without a user; a key goes into STRATA_UPSTREAM_KEY")
+    if parts.query or parts.fragment:
+        raise ValueError("a URL without a query; clients' own queries are passed on")
+    if parts.path.rstrip("/").endswith("/chat/completions"):
+        raise ValueError("the base of an API, without /chat/completions")
+    return url
+
+
 def _object(value: object) -> object:
     """`{"a": 1}` as JSON → a dict."""
     if not isinstance(value, str):
@@ -76,6 +74,7 @@ def _object(value: object) -> object:
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_list)]
 Mode = Literal["layered", "observe"]
+OverBudget = Literal["forward", "reject"]
 Tokens = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -101,27 +100,76 @@ Priced = Annotated[dict[str, PriceSettings], NoDecode, BeforeValidator(_object)]
 Windows = Annotated[dict[str, Tokens], NoDecode, BeforeValidator(_object)]
 
 
+Per = Annotated[int, Field(gt=0)]
+Money = Annotated[Decimal, Field(gt=0)]
+RequestsPerMinute = Annotated[Per | None, Field(description="Quota: requests a minute.")]
+TokensPerMinute = Annotated[Per | None, Field(description="Quota: tokens a minute, prompt and answer.")]
+ConcurrentRequests = Annotated[Per | None, Field(description="Quota: requests under way at one moment.")]
+TokensPerDay = Annotated[Per | None, Field(description="Quota: tokens a day (UTC).")]
+TokensPerMonth = Annotated[Per | None, Field(description="Quota: tokens a calendar month (UTC).")]
+UsdPerDay = Annotated[Money | None, Field(description="Quota: US dollars a day (UTC), at the upstream's prices.")]
+UsdPerMonth = Annotated[Money | None, Field(description="Quota: US dollars a calendar month (UTC).")]
+QuotaMode = Literal["enforce", "shadow"]
+_SHADOW = "`enforce` refuses what is over a quota; `shadow` only reports it."
+_MODELS = "Models that may be asked for, separated by commas; `gpt-5*` for all that begin so. By default all."
+
+
 class TenantSettings(BaseModel):
     """One tenant, `STRATA_TENANTS__ACME__KEYS` and its like; what is not set is as for everybody."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    keys: Secrets = Field(description="Bearer keys of this tenant, separated by commas.")
-    budget_tokens: Tokens | None = Field(None, description="The most tokens one request of this tenant may hold.")
-    mode: Mode | None = Field(None, description="`layered` or `observe`, for this tenant.")
+    keys: Secrets = Field(
+        description="Bearer keys of this tenant, separated by commas; `sha256:<hex>` for a key's digest in its place."
+    )
+    models: Names | None = Field(None, description=_MODELS)
+    upstream_url: str | None = Field(
+        None, description="This tenant's own upstream. The key of everybody's does not go there."
+    )
     upstream_key: SecretStr | None = Field(None, description="This tenant's own key at the upstream.")
+    mode: Mode | None = Field(None, description="`layered` or `observe`, for this tenant.")
+    budget_tokens: Tokens | None = Field(None, description="The most tokens one request of this tenant may hold.")
+    output_reserve_tokens: Tokens | None = Field(
+        None, description="Kept free for the answer where the request names none."
+    )
+    over_budget: OverBudget | None = Field(
+        None, description="`forward` or `reject`, for what cannot be made to fit the budget."
+    )
+    windowed: bool | None = Field(None, description="Whether its clients send only their last messages.")
+    remember_content: bool | None = Field(None, description="Whether content of its named conversations is kept.")
+    conversation_ttl_seconds: Seconds | None = Field(
+        None, description="How long its named conversations are kept after their last request."
+    )
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    concurrent_requests: ConcurrentRequests = None
+    tokens_per_day: TokensPerDay = None
+    tokens_per_month: TokensPerMonth = None
+    usd_per_day: UsdPerDay = None
+    usd_per_month: UsdPerMonth = None
+    quota_mode: QuotaMode | None = Field(None, description=_SHADOW)
 
     @field_validator("keys")
     @classmethod
     def _some(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         if not keys:
             raise ValueError("at least one key")
-        return tuple(key for each in keys if (key := _key(each)) is not None)
+        checked = tuple(key for each in keys if (key := _key(each)) is not None)
+        for key in checked:
+            text = key.get_secret_value()
+            if text.startswith(DIGESTED) and not re.fullmatch(r"[0-9a-fA-F]{64}", text.removeprefix(DIGESTED)):
+                raise ValueError("sha256: and 64 hexadecimal digits")
+        return checked
 
     @field_validator("upstream_key")
     @classmethod
     def _own(cls, key: SecretStr | None) -> SecretStr | None:
         return _key(key)
+
+    @field_validator("upstream_url")
+    @classmethod
+    def _base(cls, url: str | None) -> str | None:
+        return url if url is None else _api(url)
 
 
 class Settings(BaseSettings):
@@ -173,11 +221,15 @@ class Settings(BaseSettings):
         description="The upstream takes a system message at the very end, there and not at the head; "
         "by default only OpenAI and Azure are believed to.",
     )
-    cached_read_price: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.10, description="What the upstream takes for a cached prompt token, as a share of an uncached one."
+    cached_read_price: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="What the upstream takes for a cached prompt token, as a share of an uncached one; "
+        "by default the model's price says it, else 0.1.",
     )
-    cached_write_price: Annotated[float, Field(ge=0, le=4)] = Field(
-        1.0, description="What it takes for a token it writes to its prompt cache, as a share of an uncached one."
+    cached_write_price: Annotated[float, Field(ge=0, le=4)] | None = Field(
+        None,
+        description="What it takes for a token it writes to its prompt cache, as a share of an uncached one; "
+        "by default the model's price says it, else 1.",
     )
     prompt_cache_lifetime_seconds: Seconds = Field(
         3600.0, description="After this long without a request the upstream's prompt cache has certainly gone cold."
@@ -200,8 +252,22 @@ class Settings(BaseSettings):
         None, description="The most tokens one request may hold; by default the model's window."
     )
     output_reserve_tokens: Tokens = Field(4_096, description="Kept free for the answer where the request names none.")
-    over_budget: Literal["forward", "reject"] = Field(
+    over_budget: OverBudget = Field(
         "forward", description="What happens to a request that cannot be made to fit the budget."
+    )
+    models: Names = Field((), description=_MODELS)
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    concurrent_requests: ConcurrentRequests = None
+    tokens_per_day: TokensPerDay = None
+    tokens_per_month: TokensPerMonth = None
+    usd_per_day: UsdPerDay = None
+    usd_per_month: UsdPerMonth = None
+    quota_mode: QuotaMode = Field("enforce", description=_SHADOW)
+    quota_without_redis: Literal["open", "closed"] = Field(
+        "open",
+        description="While Redis does not answer: `open` lets requests through and counts them later, "
+        "`closed` refuses them.",
     )
     conversation_headers: Names = Field(
         ("x-session-id", "x-openwebui-chat-id"),
@@ -236,6 +302,10 @@ class Settings(BaseSettings):
         30, description="How long live streams may go on after SIGTERM."
     )
     admin_token: SecretStr | None = Field(None, description="Bearer token that `/metrics` then asks for.")
+    env_file: str | None = Field(
+        None, description="A file of more settings, `NAME=value` a line; the environment goes before it. "
+        "SIGHUP reads it again."
+    )  # fmt: skip
     tenants: dict[str, TenantSettings] = Field(
         default_factory=dict, description="Per tenant: `STRATA_TENANTS__<NAME>__KEYS`, `…__BUDGET_TOKENS` and so on."
     )
@@ -243,14 +313,7 @@ class Settings(BaseSettings):
     @field_validator("upstream_url")
     @classmethod
     def _base(cls, url: str) -> str:
-        parts = _split(url, "http", "https")
-        if parts.username is not None:
-            raise ValueError("a URL without a user; a key goes into STRATA_UPSTREAM_KEY")
-        if parts.query or parts.fragment:
-            raise ValueError("a URL without a query; clients' own queries are passed on")
-        if parts.path.rstrip("/").endswith("/chat/completions"):
-            raise ValueError("the base of an API, without /chat/completions")
-        return url
+        return _api(url)
 
     @field_validator("upstream_proxy")
     @classmethod
@@ -284,10 +347,9 @@ class Settings(BaseSettings):
                 raise ValueError(f"tag names (letters, digits, _ . -); {name!r} is none")
         return names
 
-    @property
-    def takes_system_last(self) -> bool:
-        """Whether current values may stand in a system message at the very end."""
-        host = urlsplit(self.upstream_url).hostname or ""
+    def takes_system_last(self, upstream_url: str) -> bool:
+        """Whether an upstream takes current values in a system message at the very end."""
+        host = urlsplit(upstream_url).hostname or ""
         known = host == "api.openai.com" or host.endswith(".openai.azure.com")
         return known if self.system_last is None else self.system_last
 
@@ -300,166 +362,3 @@ class Settings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
-
-
-class SettingsError(Exception):
-    """A setting that cannot be; the message names the variable, the value and what is allowed."""
-
-
-def environment() -> dict[str, str]:
-    """Return the process's environment."""
-    return dict(os.environ)  # noqa: TID251 -- the one reader
-
-
-def export(options: Mapping[str, str]) -> None:
-    """Let worker processes, which read the environment anew, find what the command line said."""
-    os.environ.update(options)  # noqa: TID251 -- the one owner
-
-
-def load(given_by: Mapping[str, str] | None = None) -> Settings:
-    """Read and check all settings. Raises SettingsError with one line for each that is wrong."""
-    given = _ours(environment() if given_by is None else given_by)
-    unknown = [_unknown(name) for name in given if not _known(name)]
-    if unknown:
-        raise SettingsError("\n".join(unknown))
-    try:
-        settings = _read(given)
-    except ValidationError as error:
-        raise SettingsError("\n".join(_explain(dict(problem), given) for problem in error.errors())) from error
-    _check(settings)
-    return settings
-
-
-@dataclass(frozen=True, slots=True)
-class Effective:
-    """One line of `strata config`."""
-
-    name: str
-    value: str
-    source: str
-
-
-def effective(settings: Settings, given_by: Mapping[str, str] | None = None) -> tuple[Effective, ...]:
-    """List every setting in force, where it comes from, secrets masked."""
-    given = _ours(environment() if given_by is None else given_by)
-    lines = [
-        Effective(PREFIX + name.upper(), _shown(getattr(settings, name)),
-                  "environment" if PREFIX + name.upper() in given else "default")
-        for name in Settings.model_fields if name != "tenants"
-    ]  # fmt: skip
-    for tenant, fields in settings.tenants.items():
-        for name in TenantSettings.model_fields:
-            variable = f"{PREFIX}{_NESTED}{tenant.upper()}__{name.upper()}"
-            if variable in given:
-                lines.append(Effective(variable, _shown(getattr(fields, name)), "environment"))
-    return tuple(lines)
-
-
-def _read(given: Mapping[str, str]) -> Settings:
-    """Let pydantic-settings read exactly these variables."""
-
-    class _Given(Settings):
-        @classmethod
-        @override
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            source = EnvSettingsSource(settings_cls)
-            source.env_vars = {name.lower(): value for name, value in given.items()}
-            return (source,)
-
-    return _Given()
-
-
-def _ours(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.upper(): value
-        for name, value in environment.items()
-        if value
-        and name.upper().startswith(PREFIX)
-        and not _KUBERNETES.fullmatch(name.upper())
-        and not (name.upper().endswith("_PORT") and value.startswith(("tcp://", "udp://")))
-    }
-
-
-def _variables() -> list[str]:
-    return [PREFIX + name.upper() for name in Settings.model_fields if name != "tenants"]
-
-
-def _known(name: str) -> bool:
-    if name.startswith(PREFIX + _NESTED):
-        tenant, _, field = name.removeprefix(PREFIX + _NESTED).partition("__")
-        return bool(tenant) and field.lower() in TenantSettings.model_fields
-    return name in _variables()
-
-
-def _unknown(name: str) -> str:
-    if name.startswith(PREFIX + _NESTED):
-        fields = ", ".join(f"{PREFIX}{_NESTED}<NAME>__{field.upper()}" for field in TenantSettings.model_fields)
-        return f"{name}: no such setting; a tenant has {fields}"
-    near = difflib.get_close_matches(name, _variables(), n=1)
-    return f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _explain(problem: dict[str, object], given: Mapping[str, str]) -> str:
-    where = problem["loc"]
-    assert isinstance(where, tuple)
-    path = [str(part).upper() for part in where if not isinstance(part, int)]
-    if where[0] in {"prices", "windows"}:
-        inside = "".join(f".{part}" for part in where[1:])
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        return f"{PREFIX}{path[0]}{inside}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
-    variable = PREFIX + "__".join(path[:3])
-    secret = path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL", "PROXY"))
-    value = "" if secret or variable not in given else f" is {given[variable]!r}"
-    allowed = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{variable}{value}: {allowed[0].lower()}{allowed[1:]}"
-
-
-def _shown(value: object) -> str:
-    match value:
-        case None:
-            return ""
-        case SecretStr():
-            return "********"
-        case tuple():
-            return ",".join(_shown(part) for part in value)
-        case bool():
-            return str(value).lower()
-        case dict():
-            plain = {name: each.model_dump(exclude_none=True) if isinstance(each, BaseModel) else each
-                     for name, each in value.items()}  # fmt: skip
-            return orjson.dumps(plain, default=str).decode() if plain else ""
-        case _:
-            return str(value)
-
-
-def _check(settings: Settings) -> None:
-    """Refuse what is dangerous or contradicts itself."""
-    budgets = {f"{PREFIX}BUDGET_TOKENS": settings.budget_tokens}
-    budgets |= {f"{PREFIX}{_NESTED}{name.upper()}__BUDGET_TOKENS": tenant.budget_tokens
-                for name, tenant in settings.tenants.items()}  # fmt: skip
-    for variable, budget in budgets.items():
-        if budget is not None and budget <= settings.output_reserve_tokens:
-            raise SettingsError(
-                f"{variable} is {budget}: more than {PREFIX}OUTPUT_RESERVE_TOKENS ({settings.output_reserve_tokens}), "
-                "which is kept free for the answer"
-            )
-    owners: dict[str, str] = {}
-    for name, tenant in settings.tenants.items():
-        for key in tenant.keys:
-            other = owners.setdefault(key.get_secret_value(), name)
-            if other != name:
-                raise SettingsError(f"{PREFIX}{_NESTED}{name.upper()}__KEYS: a key is also tenant {other.upper()}'s")
-    if settings.upstream_key and not settings.tenants and not settings.loopback and not settings.allow_open:
-        raise SettingsError(
-            f"{PREFIX}HOST is {settings.host!r}: with {PREFIX}UPSTREAM_KEY and no tenants anybody who can connect "
-            f"would spend that key; configure {PREFIX}TENANTS__<NAME>__KEYS, listen on 127.0.0.1, or set "
-            f"{PREFIX}ALLOW_OPEN=true"
-        )
-
-
-def default_text(field: FieldInfo) -> str:
-    """Return a field's default as the README shows it."""
-    value = field.get_default(call_default_factory=True)
-    return f"`{_shown(value)}`" if value not in (None, (), {}) else "none"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import collections
-import hmac
+import dataclasses
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from proxy.core.epoch import Profile
+from proxy.core.epoch import USUAL, Profile
 from proxy.core.plan import Policy
+from proxy.core.quota import KINDS, Kind, Quotas, nanos
+from proxy.environment import digest, held
 from proxy.errors import UNKNOWN_KEY, StrataError
-from proxy.settings import Settings
+from proxy.settings import Settings, TenantSettings
 from proxy.upstream.headers import CREDENTIALS
 
 DEFAULT = "default"
@@ -23,76 +27,61 @@ class Tenant:
     """`name` labels metrics; `owner` is what memory is partitioned by: a tenant's name or a client's whole credential.
 
     `upstream_key` goes upstream in the client's place; with `hides_credentials` the client's never does;
-    `shares_key` when other tenants use the same key at the upstream.
+    `shares_key` when other tenants use the same key at the same upstream. `models` are patterns, none for all.
     """
 
     name: str
     owner: str | Mapping[str, str]
     policy: Policy
+    quotas: Quotas
+    models: tuple[str, ...]
+    upstream_url: str
     upstream_key: str | None
     hides_credentials: bool
     shares_key: bool
+    remember_content: bool
+    ttl_seconds: int
+
+    def may_use(self, model: str) -> bool:
+        """Whether this tenant may ask for a model."""
+        return not self.models or any(fnmatch.fnmatchcase(model.lower(), pattern) for pattern in self.models)
 
 
 class Tenants:
     """All that are configured, or the one `default` whose clients bring their own keys."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._policy = Policy(
-            mode=settings.mode,
-            promotion=settings.promotion,
-            profile=_profile(settings),
-            budget_tokens=settings.budget_tokens,
-            reserve_tokens=settings.output_reserve_tokens,
-            over_budget=settings.over_budget,
-            anonymous_library=settings.anonymous_library,
-            windowed=settings.windowed,
-        )
-        self._shared = settings.upstream_key.get_secret_value() if settings.upstream_key else None
-        self._by_key: dict[bytes, Tenant] = {}
-        upstream = {
-            name: tenant.upstream_key.get_secret_value() if tenant.upstream_key else self._shared
-            for name, tenant in settings.tenants.items()
-        }
-        holders = collections.Counter(upstream.values())
-        for name, tenant in settings.tenants.items():
-            resolved = Tenant(
-                name=name,
-                owner=name,
-                policy=Policy(
-                    mode=tenant.mode or settings.mode,
-                    promotion=settings.promotion,
-                    profile=_profile(settings),
-                    budget_tokens=tenant.budget_tokens or settings.budget_tokens,
-                    reserve_tokens=settings.output_reserve_tokens,
-                    over_budget=settings.over_budget,
-                    anonymous_library=settings.anonymous_library,
-                    windowed=settings.windowed,
-                ),
-                upstream_key=upstream[name],
-                hides_credentials=True,
-                shares_key=holders[upstream[name]] > 1,
-            )
-            for key in tenant.keys:
-                self._by_key[_digest(key.get_secret_value())] = resolved
+        self.take(settings)
+
+    def take(self, settings: Settings) -> None:
+        """Put these settings in the place of those before; requests under way keep the tenant they have."""
+        self._everybody = _resolved(DEFAULT, settings, None)
+        by_key: dict[str, Tenant] = {}
+        resolved = {name: _resolved(name, settings, own) for name, own in settings.tenants.items()}
+        holders = collections.Counter((each.upstream_url, each.upstream_key) for each in resolved.values())
+        for name, own in settings.tenants.items():
+            tenant = resolved[name]
+            tenant = dataclasses.replace(tenant, shares_key=holders[tenant.upstream_url, tenant.upstream_key] > 1)
+            for key in own.keys:
+                by_key[held(key)] = tenant
+        self._by_key = by_key
+        self.names = tuple(settings.tenants)
+        self.upstreams = tuple(dict.fromkeys(each.upstream_url for each in (self._everybody, *resolved.values())))
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The configured names."""
-        return tuple(self._settings.tenants)
+    def any_quotas(self) -> bool:
+        """Whether any tenant has a quota."""
+        return any(each.quotas for each in (self._everybody, *self._by_key.values()))
 
     @property
     def nobody(self) -> Tenant:
         """Whose a request is before its key has been looked at."""
-        return Tenant(
-            name=DEFAULT, owner={}, policy=self._policy, upstream_key=None, hides_credentials=True, shares_key=True
-        )
+        return dataclasses.replace(self._everybody, upstream_key=None, hides_credentials=True, shares_key=True)
 
     def resolve(self, headers: Mapping[str, str], query: str = "") -> Tenant:
         """Return a request's tenant. Raises StrataError (401) when tenants are configured and the key is nobody's."""
-        if self._by_key:
-            found = self._by_key.get(_digest(_bearer(headers)))
+        if self.names:
+            found = self._by_key.get(digest(_bearer(headers)))
             if found is None:
                 raise StrataError(UNKNOWN_KEY, "Incorrect API key provided. It belongs to no tenant of this proxy.")
             return found
@@ -101,31 +90,62 @@ class Tenants:
             credential["query"] = "&".join(keys)
         if not credential.keys() - {"cookie", *_ALSO_CREDENTIAL}:
             credential |= {"cookie": headers["cookie"]} if "cookie" in headers else {}
-        return Tenant(
-            name=DEFAULT,
-            owner=credential,
-            policy=self._policy,
-            upstream_key=self._shared,
-            hides_credentials=self._shared is not None,
-            shares_key=False,
-        )
+        return dataclasses.replace(self._everybody, owner=credential)
 
 
-def _profile(settings: Settings) -> Profile:
+def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tenant:
+    """Put together what a tenant sets and what is for everybody."""
+
+    def of(field: str) -> Any:
+        value = getattr(own, field, None)
+        return getattr(settings, field) if value is None else value
+
+    url: str = of("upstream_url")
+    # Everybody's key is not for another's server.
+    everybodys = settings.upstream_key if url == settings.upstream_url else None
+    key = own.upstream_key if own and own.upstream_key else everybodys
+    limits: dict[Kind, int] = {}
+    for kind in KINDS:
+        if (value := of(kind)) is not None:
+            limits[kind] = nanos(value) if kind.startswith("usd") else value
+    return Tenant(
+        name=name,
+        owner=name if own else {},
+        policy=Policy(
+            mode=of("mode"),
+            promotion=settings.promotion,
+            profile=_profile(settings, url),
+            budget_tokens=of("budget_tokens"),
+            reserve_tokens=of("output_reserve_tokens"),
+            over_budget=of("over_budget"),
+            anonymous_library=settings.anonymous_library,
+            windowed=of("windowed"),
+        ),
+        quotas=Quotas(limits=limits, shadow=of("quota_mode") == "shadow"),
+        models=tuple(pattern.lower() for pattern in of("models")),
+        upstream_url=url,
+        upstream_key=key.get_secret_value() if key else None,
+        hides_credentials=own is not None or key is not None,
+        shares_key=False,
+        remember_content=of("remember_content"),
+        ttl_seconds=max(1, int(of("conversation_ttl_seconds"))),
+    )
+
+
+def _profile(settings: Settings, upstream_url: str) -> Profile:
     return Profile(
-        read=settings.cached_read_price,
-        write=settings.cached_write_price,
+        read=USUAL.read if settings.cached_read_price is None else settings.cached_read_price,
+        write=USUAL.write if settings.cached_write_price is None else settings.cached_write_price,
         lifetime_seconds=settings.prompt_cache_lifetime_seconds,
         minimum_tokens=settings.prompt_cache_minimum_tokens,
         block_tokens=settings.prompt_cache_block_tokens,
-        system_last=settings.takes_system_last,
+        system_last=settings.takes_system_last(upstream_url),
     )
 
 
 # A cookie says who somebody is only where no key does: load balancers set a new one with every answer.
 _CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS - {b"cookie"}), *_ALSO_CREDENTIAL)
 _QUERY_KEY = re.compile(r"(?:^|&)((?:key|api[-_]?key)=[^&]*)", re.IGNORECASE)
-_PROCESS = b"strata"
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
@@ -133,8 +153,3 @@ def _bearer(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
     return headers.get("api-key") or headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
-
-
-def _digest(key: str) -> bytes:
-    """Look keys up by digest: how long a comparison takes then says nothing of the key."""
-    return hmac.digest(_PROCESS, key.encode("utf-8", "surrogatepass"), "sha256")

@@ -9,8 +9,9 @@ import pytest
 
 from proxy import errors
 from proxy.core.items import TAGS
+from proxy.environment import default_text
 from proxy.observe.metrics import DOCUMENTED, Metrics
-from proxy.settings import Settings, TenantSettings, default_text
+from proxy.settings import Settings, TenantSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

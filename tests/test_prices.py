@@ -4,17 +4,27 @@ from decimal import Decimal
 
 import pytest
 
-from proxy.core.price import Rates
+from proxy.core.price import Price, Rates
 from proxy.prices import Prices
 
 NOW = 1_795_993_200.0
 MINE = Rates(input=Decimal(1), cached_read=Decimal("0.1"), cached_write=Decimal(1), output=Decimal(4))
 
 
-def loaded(url: str, **given: Rates) -> Prices:
-    prices = Prices(url, given)
-    prices.load()
-    return prices
+class At:
+    """The prices at one upstream."""
+
+    def __init__(self, url: str, **given: Rates) -> None:
+        self.url, self.prices = url, Prices(given)
+
+    def of(self, model: str, now: float) -> Price | None:
+        return self.prices.of(model, self.url, now)
+
+
+def loaded(url: str, **given: Rates) -> At:
+    found = At(url, **given)
+    found.prices.load([url])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -56,12 +66,12 @@ def test_tiers_and_cached_rates_are_read() -> None:
 
 def test_before_the_list_is_loaded_nothing_is_known() -> None:
     """And nothing is made up."""
-    assert Prices("https://api.openai.com/v1", {}).of("gpt-5.1", NOW) is None
+    assert At("https://api.openai.com/v1").of("gpt-5.1", NOW) is None
 
 
 def test_many_models_are_not_remembered_for_ever() -> None:
     """Whatever clients call them."""
-    prices = loaded("https://api.openai.com/v1")
+    prices = loaded("https://api.openai.com/v1").prices
     for number in range(3_000):
-        assert prices.of(f"junk-{number}", NOW) is None
+        assert prices.of(f"junk-{number}", "https://api.openai.com/v1", NOW) is None
     assert len(prices._known) <= 1_000

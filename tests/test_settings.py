@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from proxy.settings import Effective, Settings, SettingsError, effective, environment, load
+from proxy.environment import Effective, SettingsError, effective, environment, load
+from proxy.settings import Settings
 
 
 def refusal(given: dict[str, str]) -> str:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.environment import load
 from proxy.errors import StrataError
-from proxy.settings import load
 from proxy.tenants import DEFAULT, Tenant, Tenants
 
 TWO = {

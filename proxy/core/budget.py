@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.core.models import MARGIN, Model
+from proxy.core import calibration
+from proxy.core.models import Model
 
 _SHARE = 0.40
 _SMALLEST_STEP = 64
@@ -26,11 +27,13 @@ class Limit:
     own: int | None
 
 
-def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) -> Limit | None:
+def limit(
+    *, model: Model, budget: int | None, reserve: int, reply: int | None, ratio: float | None = None
+) -> Limit | None:
     """Return the limit, or None where neither a budget nor the model's window says one.
 
-    A count that is not exact is held to a limit smaller by the margin. The reserve of a request is its
-    `max_completion_tokens`, else the setting.
+    `ratio` is what the model has taught of its own tokens; before that, a count that is not exact is held to a limit
+    smaller by a margin. The reserve of a request is its `max_completion_tokens`, else the setting.
     """
     known = [tokens for tokens in (budget, model.window) if tokens is not None]
     if not known:
@@ -41,7 +44,7 @@ def limit(*, model: Model, budget: int | None, reserve: int, reply: int | None) 
         limits.append(model.largest_input)
     if model.window is not None:
         limits.append(model.window - (reply if reply is not None and reply > 0 else reserve))
-    scale = 1.0 if model.exact else MARGIN
+    scale = calibration.margin(model, ratio)
     bases = [*known, model.largest_input] if model.largest_input is not None else known
     return Limit(tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale))
 

@@ -5,10 +5,14 @@ Windows as of 2026-11-29, from the vendors' model pages: (window, largest input 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from proxy.core import media
+from proxy.core.media import UNKNOWN, Media
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 
@@ -26,6 +30,7 @@ class Model:
     exact: bool = False
     window: int | None = None
     largest_input: int | None = None
+    media: Media = UNKNOWN
 
 
 def _gpt(name: str, window: int, largest_input: int | None = None, encoding: Encoding = "o200k_base") -> Model:
@@ -94,5 +99,5 @@ def describe(model: str) -> Model:
     name = model.rpartition("/")[2].lower()
     for known in _LONGEST_FIRST:
         if name == known or name.startswith((f"{known}-", f"{known}@", f"{known}:")):
-            return KNOWN[known]
-    return Model(name=OTHER, exact=name.startswith(_FAMILIES))
+            return dataclasses.replace(KNOWN[known], media=media.of(name))
+    return Model(name=OTHER, exact=name.startswith(_FAMILIES), media=media.of(name))

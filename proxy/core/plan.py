@@ -19,7 +19,6 @@ from proxy.core import (
     lineage,
     measure,
     template,
-    tokens,
     tools,
     values,
 )
@@ -132,14 +131,16 @@ def make(
     scale: Scale,
     look: Look,
     now: float,
+    ratio: float | None = None,
     given: Toolset = tools.NONE,
     orders: Iterable[Order] = (),
     known: Known = NOTHING_KNOWN,
 ) -> Plan:
     """Plan one request. The same request, memory, settings and time give the same plan, in any process.
 
-    `given` are the request's tools; `orders` are those in which the tenant's sets of tools were first seen; `known` is
-    what was learned of the tenant's prompts and of this lineage.
+    `ratio` is the upstream's tokens for each counted, where known. `given` are the request's tools; `orders` are those
+    in which the tenant's sets of tools were first seen; `known` is what was learned of the tenant's prompts and of this
+    lineage.
     """
     parts = request.parts
     if policy.mode == "observe":
@@ -148,7 +149,7 @@ def make(
         draft = layers.arrange(fixed, parts, context=request.hints.context)
         return Plan(draft=draft, total=None, limit=None)
     limit = budget.limit(
-        model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens
+        model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens, ratio=ratio
     )
     sent = Sent() if named else library.sent(request, known.key)
     stood, again = template.continued(known, sent.brought, sent.held)
@@ -302,7 +303,11 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
     request = job.request
     most = (
         len(request.body)
-        + sum(message.media for message in request.messages) * tokens.MOST_PER_PART
+        + sum(
+            job.scale.message(request.raw(index), message.digest)
+            for index, message in enumerate(request.messages)
+            if message.media
+        )
         + sum(len(raw) for raw in draft.forms.values())
         + sum(len(item.content.encode()) + 200 for item in draft.library.items)
         + 400 * len(job.current.slots)

@@ -31,6 +31,16 @@ class Price:
         """Return the rates for a request of this size."""
         return [rates for start, rates in self.tiers if input_tokens > start or start == 0][-1]
 
+    def shares(self) -> tuple[float, float] | None:
+        """Return what reading from and writing to the prompt cache costs as shares of plain input; None if not stated.
+
+        A price that gives nothing off for cached tokens is taken for one that does not say.
+        """
+        rates = self.rates(0)
+        if not rates.input or rates.cached_read >= rates.input:
+            return None
+        return float(rates.cached_read / rates.input), float(rates.cached_write / rates.input)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:

@@ -6,10 +6,14 @@ more with a `name`, 3 that prime the reply. `count` counts plain text; literal s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import msgspec
 import tiktoken
+
+from proxy.core import media
+from proxy.core.media import Media
 
 Count = Callable[[str], int]
 
@@ -18,12 +22,6 @@ PER_NAME = 1
 PER_CALL = 3
 PER_TOOL = 8
 PRIMING = 3
-IMAGE_LOW = 85
-IMAGE_HIGH = 765
-"""A 1024 x 1024 image at high detail for gpt-4o (OpenAI's images guide); its true size is not looked at yet."""
-AUDIO = 400
-FILE = 1_500
-MOST_PER_PART = max(IMAGE_HIGH, AUDIO, FILE)
 _object = msgspec.json.Decoder(dict[str, object])
 _PIECE = 16_384
 _BIGGEST_PIECE = 65_536
@@ -33,14 +31,15 @@ def counter(encoding: tiktoken.Encoding) -> Count:
     """Return a count for texts of any length: fed in pieces, so that no run of equal characters can break the encoder.
 
     Exact: a piece ends between a newline and a letter or digit, where neither encoding has a token. Only a text with
-    no such place for 64 Ki characters is cut hard, which may count a token or two too many.
+    no such place for 64 Ki characters is cut hard, which may count a token or two too many. A piece that comes again
+    at once, as in a run of equal characters, is counted once.
     """
     encode = encoding.encode_ordinary
 
     def count(text: str) -> int:
         if len(text) <= _PIECE:
             return len(encode(text))
-        return sum(len(encode(piece)) for piece in pieces(text))
+        return sum(len(encode(piece)) * len(list(again)) for piece, again in itertools.groupby(pieces(text)))
 
     return count
 
@@ -64,7 +63,7 @@ def _edge(text: str, start: int, stop: int) -> int:
     return stop
 
 
-def message(raw: bytes, count: Count) -> int:
+def message(raw: bytes, count: Count, rules: Media = media.UNKNOWN) -> int:
     """Return the tokens of one message `{"role": …}` on the wire; an unreadable one counts as text, all of it.
 
     Every string of a message counts, as the published rule has it: ids of tool calls and unknown fields too.
@@ -73,7 +72,7 @@ def message(raw: bytes, count: Count) -> int:
         read = _object.decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return PER_MESSAGE + count(raw.decode("utf-8", "replace"))
-    return PER_MESSAGE + sum(_field(key, value, count) for key, value in read.items())
+    return PER_MESSAGE + sum(_field(key, value, count, rules) for key, value in read.items())
 
 
 def schema(raw: bytes, count: Count) -> int:
@@ -81,10 +80,10 @@ def schema(raw: bytes, count: Count) -> int:
     return PER_TOOL + count(raw.decode("utf-8", "replace"))
 
 
-def _field(key: str, value: object, count: Count) -> int:
+def _field(key: str, value: object, count: Count, rules: Media) -> int:
     match key, value:
         case "content", list():
-            return sum(_part(part, count) for part in value if isinstance(part, dict))
+            return sum(_part(part, count, rules) for part in value if isinstance(part, dict))
         case "tool_calls", list():
             return sum(_call(call, count) for call in value if isinstance(call, dict))
         case "function_call", dict():
@@ -103,16 +102,14 @@ def _call(call: dict[str, object], count: Count) -> int:
     return PER_CALL + sum(count(_text(text)) for text in texts if text)
 
 
-def _part(part: dict[str, object], count: Count) -> int:
+def _part(part: dict[str, object], count: Count, rules: Media) -> int:
     match part.get("type"):
         case "image_url" | "input_image" | "image":
-            image = part.get("image_url")
-            low = isinstance(image, dict) and image.get("detail") == "low"
-            return IMAGE_LOW if low else IMAGE_HIGH
+            return media.image(part, rules)
         case "input_audio":
-            return AUDIO
-        case "file" | "input_file":
-            return FILE
+            return media.audio(part, rules)
+        case "file" | "input_file" | "document":
+            return media.file(part, rules, count)
         case "refusal":
             return count(_text(part.get("refusal")))
         case _:

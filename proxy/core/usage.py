@@ -38,9 +38,17 @@ class _Wire(msgspec.Struct):
     cached_tokens: _Soft = None
 
 
+class _Nested(msgspec.Struct):
+    model: _Soft = None
+    usage: _Wire | None = None
+
+
 class _Answer(msgspec.Struct):
+    model: _Soft = None
     usage: _Wire | None = None
     timings: dict[str, object] | None = None
+    response: _Nested | None = None
+    message: _Nested | None = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -52,7 +60,8 @@ def parse(raw: bytes) -> Usage | None:
         answer = _answer.decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
-    wire, timings = answer.usage or _Wire(), answer.timings or {}
+    nested = next((each.usage for each in (answer.response, answer.message) if each and each.usage), None)
+    wire, timings = answer.usage or nested or _Wire(), answer.timings or {}
     details = _first_dict(wire.prompt_tokens_details, wire.input_tokens_details)
     cached = _first(details.get("cached_tokens"), wire.prompt_cache_hit_tokens, wire.cached_tokens)
     written = _first(details.get("cache_write_tokens"))
@@ -73,6 +82,16 @@ def parse(raw: bytes) -> Usage | None:
         cache_write_tokens=written,
         reasoning_tokens=_first(output.get("reasoning_tokens")),
     )
+
+
+def model(raw: bytes) -> str:
+    """Return the model an answer says it is of; empty where it says none."""
+    try:
+        answer = _answer.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return ""
+    names = (answer.model, *(each.model for each in (answer.response, answer.message) if each))
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def _input(wire: _Wire, cached: int | None, written: int | None) -> tuple[int | None, int | None, int | None]:

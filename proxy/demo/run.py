@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from proxy import app
-from proxy import settings as config
+from proxy import environment as config
 from proxy.demo.scenes import Scene, Script, Turn, scenes
 from proxy.simulator import app as simulator
 from proxy.simulator.accounting import OPENAI, cost

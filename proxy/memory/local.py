@@ -25,6 +25,7 @@ _MOST_OWNERS = 2_000
 @dataclass(slots=True)
 class _Conversation:
     expires: float
+    ttl_seconds: float
     epochs: dict[Place, Epoch] = field(default_factory=dict)
     log: dict[tuple[Place, Place], dict[bytes, Frozen]] = field(default_factory=dict)
     links: dict[Place, Link] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class LocalStore(Store):
         return False
 
     @override
-    async def recall(self, conversation: str) -> Answer:
+    async def recall(self, conversation: str, *, ttl_seconds: int | None = None) -> Answer:
         return Answer(self.copy(conversation))
 
     def copy(self, conversation: str) -> Recalled:
@@ -68,7 +69,9 @@ class LocalStore(Store):
             seen_at=found.seen_at,
         )
 
-    def merge(self, conversation: str, recalled: Recalled, *, gone_at: float) -> Recalled:
+    def merge(
+        self, conversation: str, recalled: Recalled, *, gone_at: float, ttl_seconds: int | None = None
+    ) -> Recalled:
         """Add what another store says to what is known here, less what is older than a deletion; return it all."""
         if gone_at and (found := self._find(conversation)) is not None:
             found.epochs = {place: epoch for place, epoch in found.epochs.items() if epoch.started > gone_at}
@@ -79,7 +82,7 @@ class LocalStore(Store):
             found.links.clear()
         if not (recalled.log or recalled.epochs or recalled.links) and self._find(conversation) is None:
             return NOTHING
-        found = self._open(conversation)
+        found = self._open(conversation, ttl_seconds)
         found.epochs |= recalled.epochs
         found.links = {**recalled.links, **found.links}
         found.seen_at = max(filter(None, (found.seen_at, recalled.seen_at)), default=None)
@@ -96,16 +99,28 @@ class LocalStore(Store):
 
     @override
     def remember(
-        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+        self,
+        conversation: str,
+        entries: Sequence[Entry],
+        epoch: Epoch | None,
+        links: Mapping[Place, Link] = NO_LINKS,
+        *,
+        ttl_seconds: int | None = None,
     ) -> Writing:
-        self.put(conversation, entries, epoch, links)
+        self.put(conversation, entries, epoch, links, ttl_seconds=ttl_seconds)
         return DONE
 
     def put(
-        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+        self,
+        conversation: str,
+        entries: Sequence[Entry],
+        epoch: Epoch | None,
+        links: Mapping[Place, Link] = NO_LINKS,
+        *,
+        ttl_seconds: int | None = None,
     ) -> tuple[Entry, ...]:
         """As `remember`, with nobody else to tell; return what was taken: attempts at one place are bounded."""
-        found = self._open(conversation)
+        found = self._open(conversation, ttl_seconds)
         if epoch is not None:
             found.epochs.setdefault(epoch.place, epoch)
         found.links = {**links, **found.links}
@@ -127,7 +142,9 @@ class LocalStore(Store):
         return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
 
     @override
-    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
+    def answered(
+        self, conversation: str, entry: Entry, replies: Sequence[bytes], *, ttl_seconds: int | None = None
+    ) -> Writing:
         self.answer(conversation, entry, replies)
         return DONE
 
@@ -186,12 +203,12 @@ class LocalStore(Store):
         return self.book.take(partition, lesson.template) if lesson.template is not None else None
 
     @override
-    async def seen(self, conversation: str, view: View, tally: Tally) -> None:
-        self.note(conversation, view, tally)
+    async def seen(self, conversation: str, view: View, tally: Tally, *, ttl_seconds: int | None = None) -> None:
+        self.note(conversation, view, tally, ttl_seconds=ttl_seconds)
 
-    def note(self, conversation: str, view: View, tally: Tally) -> None:
+    def note(self, conversation: str, view: View, tally: Tally, *, ttl_seconds: int | None = None) -> None:
         """As `seen`, at once."""
-        found = self._open(conversation)
+        found = self._open(conversation, ttl_seconds)
         before = found.view or View(at=0, turns=0, layers=(), library=())
         found.view = dataclasses.replace(
             view,
@@ -228,15 +245,17 @@ class LocalStore(Store):
             del self._conversations[conversation]
             self._size -= found.size
             return None
-        found.expires = self._clock() + self._ttl_seconds
+        found.expires = self._clock() + found.ttl_seconds
         self._conversations.move_to_end(conversation)
         return found
 
-    def _open(self, conversation: str) -> _Conversation:
+    def _open(self, conversation: str, ttl_seconds: float | None = None) -> _Conversation:
         found = self._find(conversation)
         if found is None:
-            found = self._conversations[conversation] = _Conversation(self._clock() + self._ttl_seconds)
+            found = self._conversations[conversation] = _Conversation(0.0, self._ttl_seconds)
             self._size += found.size
+        found.ttl_seconds = ttl_seconds or found.ttl_seconds
+        found.expires = self._clock() + found.ttl_seconds
         return found
 
     def _resize(self, found: _Conversation) -> None:

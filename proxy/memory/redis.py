@@ -35,7 +35,8 @@ WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
-_ROOT = "strata:3"
+_KEPT_SECONDS = 30 * 86_400
+ROOT = "strata:3"
 _UNLINKED = ("log", "contents", "view", "stats")
 
 _RECALL = """
@@ -58,6 +59,8 @@ return {log, missing, contents, redis.call('GET', KEYS[3])}
 """KEYS: log, contents, gone (when it was deleted). ARGV: time to live in seconds, digests of what the caller has."""
 
 T = TypeVar("T")
+Script = Callable[..., Awaitable[Any]]
+"""Called with `keys` and `args`."""
 
 
 class RedisStore(Store):
@@ -92,7 +95,7 @@ class RedisStore(Store):
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._closed = False
-        self._shared = SharedBook(self._redis, copy.book, root=_ROOT, ttl_seconds=ttl_seconds, now=now)
+        self._shared = SharedBook(self._redis, copy.book, root=ROOT, ttl_seconds=ttl_seconds, now=now)
 
     @property
     @override
@@ -101,7 +104,7 @@ class RedisStore(Store):
 
     async def secret(self) -> bytes | None:
         """Return the secret all replicas share, made by whoever came first; None when Redis does not answer."""
-        name = f"{_ROOT}:secret"
+        name = f"{ROOT}:secret"
 
         async def work() -> bytes:
             await self._redis.set(name, secrets.token_hex(32), nx=True)
@@ -112,12 +115,12 @@ class RedisStore(Store):
         return await self._bounded("recall", work(), WRITE_SECONDS)
 
     @override
-    async def recall(self, conversation: str) -> Answer:
+    async def recall(self, conversation: str, *, ttl_seconds: int | None = None) -> Answer:
         if self._open:
             return Answer(self._copy.copy(conversation), degraded=True)
         known = self._known(conversation)
         keys = [_key(conversation, part) for part in ("log", "contents", "gone")]
-        arguments = [str(self._ttl_seconds), *(digest.hex() for digest in known)]
+        arguments = [str(ttl_seconds or self._ttl_seconds), *(digest.hex() for digest in known)]
         found = await self._bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
         if found is None:
             return Answer(self._copy.copy(conversation), degraded=True)
@@ -127,23 +130,34 @@ class RedisStore(Store):
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError, UnicodeDecodeError):
             self._on_error("recall")
             return Answer(self._copy.copy(conversation), degraded=True)
-        merged = self._copy.merge(conversation, recalled, gone_at=gone_at)
+        merged = self._copy.merge(conversation, recalled, gone_at=gone_at, ttl_seconds=ttl_seconds)
         missing = _missing(merged, recalled)
         if missing and not self._writing.get(conversation):
             # Redis came back with less than it had, or was away when this was forwarded.
-            self._restoring.add(task := asyncio.ensure_future(self._restore(conversation, missing)))
+            self._restoring.add(task := asyncio.ensure_future(self._restore(conversation, missing, ttl_seconds)))
             task.add_done_callback(self._restoring.discard)
         return Answer(merged)
 
     @override
     def remember(
-        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+        self,
+        conversation: str,
+        entries: Sequence[Entry],
+        epoch: Epoch | None,
+        links: Mapping[Place, Link] = NO_LINKS,
+        *,
+        ttl_seconds: int | None = None,
     ) -> Writing:
-        taken = self._copy.put(conversation, entries, epoch, links)
-        return self._remember(conversation, taken, (epoch,) if epoch else (), links)
+        taken = self._copy.put(conversation, entries, epoch, links, ttl_seconds=ttl_seconds)
+        return self._remember(conversation, taken, (epoch,) if epoch else (), links, ttl_seconds)
 
     async def _remember(
-        self, conversation: str, entries: Sequence[Entry], epochs: Sequence[Epoch], links: Mapping[Place, Link]
+        self,
+        conversation: str,
+        entries: Sequence[Entry],
+        epochs: Sequence[Epoch],
+        links: Mapping[Place, Link],
+        ttl_seconds: int | None,
     ) -> None:
         log, contents = _key(conversation, "log"), _key(conversation, "contents")
 
@@ -161,7 +175,7 @@ class RedisStore(Store):
             for place, link in links.items():
                 pipe.hsetnx(log, f"l:{place.hex()}", pack_link(link))
                 pipe.hsetnx(contents, hashlib.sha256(link.raw).hexdigest(), link.raw)
-            self._expire(pipe, conversation, "log", "contents")
+            self._expire(pipe, conversation, ttl_seconds, "log", "contents")
 
         self._writing[conversation] += 1
         try:
@@ -171,7 +185,7 @@ class RedisStore(Store):
             if not self._writing[conversation]:
                 del self._writing[conversation]
 
-    async def _restore(self, conversation: str, missing: Recalled) -> None:
+    async def _restore(self, conversation: str, missing: Recalled, ttl_seconds: int | None) -> None:
         entries = [
             Entry(
                 epoch=epoch,
@@ -185,18 +199,22 @@ class RedisStore(Store):
             for (epoch, place), attempts in missing.log.items()
             for frozen in attempts
         ]
-        await self._remember(conversation, entries, tuple(missing.epochs.values()), missing.links)
+        await self._remember(conversation, entries, tuple(missing.epochs.values()), missing.links, ttl_seconds)
 
     @override
-    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
+    def answered(
+        self, conversation: str, entry: Entry, replies: Sequence[bytes], *, ttl_seconds: int | None = None
+    ) -> Writing:
         self._copy.answer(conversation, entry, replies)
-        return self._answered(conversation, entry, replies)
+        return self._answered(conversation, entry, replies, ttl_seconds)
 
-    async def _answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> None:
+    async def _answered(
+        self, conversation: str, entry: Entry, replies: Sequence[bytes], ttl_seconds: int | None
+    ) -> None:
         def write(pipe: Any) -> None:
             for reply in replies:
                 pipe.hset(_key(conversation, "log"), f"r:{_field(entry)}:{reply.hex()}", "")
-            self._expire(pipe, conversation, "log")
+            self._expire(pipe, conversation, ttl_seconds, "log")
 
         await self._write("remember", write)
 
@@ -268,14 +286,14 @@ class RedisStore(Store):
         await self._write("remember", write)
 
     @override
-    async def seen(self, conversation: str, view: View, tally: Tally) -> None:
-        self._copy.note(conversation, view, tally)
+    async def seen(self, conversation: str, view: View, tally: Tally, *, ttl_seconds: int | None = None) -> None:
+        self._copy.note(conversation, view, tally, ttl_seconds=ttl_seconds)
         packed = pack_view(view)
 
         def write(pipe: Any) -> None:
-            pipe.set(_key(conversation, "view"), packed, ex=self._ttl_seconds)
+            pipe.set(_key(conversation, "view"), packed, ex=ttl_seconds or self._ttl_seconds)
             _count(pipe, _key(conversation, "stats"), tally)
-            self._expire(pipe, conversation, "stats")
+            self._expire(pipe, conversation, ttl_seconds, "stats")
 
         await self._write("view", write)
 
@@ -292,7 +310,7 @@ class RedisStore(Store):
 
         def write(pipe: Any) -> None:
             for partition, tally in tallies.items():
-                _count(pipe, f"{_ROOT}:tenant:{partition}", tally)
+                _count(pipe, f"{ROOT}:tenant:{partition}", tally)
 
         await self._write("view", write)
 
@@ -342,6 +360,48 @@ class RedisStore(Store):
                 task.cancel()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
+
+    def script(self, text: str) -> Script:
+        """Return a script to `run`."""
+        return self._redis.register_script(text)
+
+    async def run(
+        self, operation: str, script: Script, keys: Sequence[str], arguments: Sequence[object], *, seconds: float
+    ) -> Any | None:
+        """Run a script; None where Redis does not answer in time."""
+        if self._open:
+            return None
+        return await self._bounded(operation, script(keys=list(keys), args=list(arguments)), seconds)
+
+    async def push(self, operation: str, key: str, value: str, *, most: int) -> None:
+        """Add to a list of the newest so many."""
+
+        def write(pipe: Any) -> None:
+            pipe.lpush(key, value)
+            pipe.ltrim(key, 0, most - 1)
+            pipe.expire(key, _KEPT_SECONDS)
+
+        await self._write(operation, write)
+
+    async def newest(self, operation: str, key: str, *, most: int) -> list[float]:
+        """Return a list of numbers, the newest last; empty where Redis does not answer."""
+        if self._open:
+            return []
+        found = await self._bounded(operation, self._redis.lrange(key, 0, most - 1), WRITE_SECONDS)
+        try:
+            return [float(each) for each in reversed(found or [])]
+        except ValueError:
+            self._on_error(operation)
+            return []
+
+    async def extend(self, operation: str, ends: Mapping[str, Mapping[str, int]]) -> None:
+        """Move the ends of leases that still stand, by sorted set and member."""
+
+        def write(pipe: Any) -> None:
+            for key, members in ends.items():
+                pipe.zadd(key, dict(members), xx=True)
+
+        await self._write(operation, write)
 
     async def _write(self, operation: str, fill: Callable[[Any], None]) -> None:
         if self._open:
@@ -393,9 +453,9 @@ class RedisStore(Store):
             raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
         return {hashlib.sha256(raw).digest(): raw for raw in raws}
 
-    def _expire(self, pipe: Any, conversation: str, *parts: str) -> None:
+    def _expire(self, pipe: Any, conversation: str, ttl_seconds: int | None, *parts: str) -> None:
         for part in parts:
-            pipe.expire(_key(conversation, part), self._ttl_seconds)
+            pipe.expire(_key(conversation, part), ttl_seconds or self._ttl_seconds)
 
 
 def _unpack_order(packed: bytes | str) -> Order:
@@ -404,11 +464,11 @@ def _unpack_order(packed: bytes | str) -> Order:
 
 
 def _tools_key(partition: str) -> str:
-    return f"{_ROOT}:tools:{partition}"
+    return f"{ROOT}:tools:{partition}"
 
 
 def _key(conversation: str, part: str) -> str:
-    return f"{_ROOT}:{{{conversation}}}:{part}"
+    return f"{ROOT}:{{{conversation}}}:{part}"
 
 
 def _field(entry: Entry) -> str:

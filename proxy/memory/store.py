@@ -121,12 +121,18 @@ class Store(Protocol):
         """Whether the store that is configured does not answer now."""
         ...
 
-    async def recall(self, conversation: str) -> Answer:
-        """Return what was stored of a conversation."""
+    async def recall(self, conversation: str, *, ttl_seconds: int | None = None) -> Answer:
+        """Return what was stored of a conversation; it lives `ttl_seconds` from now, by default the store's own."""
         ...
 
     def remember(
-        self, conversation: str, entries: Sequence[Entry], epoch: Epoch | None, links: Mapping[Place, Link] = NO_LINKS
+        self,
+        conversation: str,
+        entries: Sequence[Entry],
+        epoch: Epoch | None,
+        links: Mapping[Place, Link] = NO_LINKS,
+        *,
+        ttl_seconds: int | None = None,
     ) -> Writing:
         """Store what is being forwarded, the epoch that begins with it, and the client's own messages by place.
 
@@ -136,7 +142,9 @@ class Store(Protocol):
         """
         ...
 
-    def answered(self, conversation: str, entry: Entry, replies: Sequence[bytes]) -> Writing:
+    def answered(
+        self, conversation: str, entry: Entry, replies: Sequence[bytes], *, ttl_seconds: int | None = None
+    ) -> Writing:
         """Store digests of the answers to a message; known here at once."""
         ...
 
@@ -159,7 +167,7 @@ class Store(Protocol):
         """Store how a prompt stands at a place, and what it taught; known here at once."""
         ...
 
-    async def seen(self, conversation: str, view: View, tally: Tally) -> None:
+    async def seen(self, conversation: str, view: View, tally: Tally, *, ttl_seconds: int | None = None) -> None:
         """Store how a conversation looks now, and count."""
         ...
 

@@ -15,6 +15,7 @@ from proxy.core.lineage import REASONS
 from proxy.core.measure import NAMES
 from proxy.core.models import OTHER
 from proxy.core.plan import ACTIONS
+from proxy.core.quota import Quotas, Verdict
 from proxy.errors import Odd
 from proxy.observe.record import OUTCOMES, Record
 
@@ -36,6 +37,10 @@ DOCUMENTED = {
     "strata_saved_usd": "What the client's own bytes would have cost more; may fall, and be negative.",
     "strata_unpriced_total": "Answers whose usage is known and whose price is not.",
     "strata_usage_missing_total": "Answers that should have brought usage and did not.",
+    "strata_quota_used_ratio": "What a configured tenant has used of a quota, as a share of it; reserved included.",
+    "strata_quota_refusals_total": "Requests over a quota, refused or (`shadow`) only told of.",
+    "strata_quota_unknown_total": "Requests whose quotas could not be looked up, let through or refused.",
+    "strata_token_ratio": "The upstream's own tokens for each that Strata counts, as its usage has taught.",
     "strata_references_total": "Items sent as a reference instead of their content.",
     "strata_referenced_tokens_total": "Tokens of content that references stood for.",
     "strata_guard_actions_total": "What the budget guard did.",
@@ -52,7 +57,9 @@ DOCUMENTED = {
 """Every metric by its full name; README's table and the dashboards are held to it by tests."""
 
 _FORWARDED = frozenset({"ok", "bypass", "upstream_interrupted", "client_closed"})
-STORE_OPERATIONS = ("recall", "remember", "forget", "view")
+STORE_OPERATIONS = ("recall", "remember", "forget", "view", "quota", "calibration")
+_ANYBODY = "default"
+"""Whose clients bring their own keys; each of them has quotas of its own."""
 
 
 class Metrics:
@@ -60,7 +67,7 @@ class Metrics:
 
     def __init__(self, tenants: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
-        self._tenants = (*tenants, "default")
+        self._tenants = (*tenants, _ANYBODY)
 
         def counter(name: str, *labels: str) -> Counter:
             return Counter(name.removesuffix("_total"), DOCUMENTED[name], labels, registry=self.registry)
@@ -78,6 +85,15 @@ class Metrics:
         self._saved = Gauge(
             "strata_saved_usd", DOCUMENTED["strata_saved_usd"], ("tenant", "model"), registry=self.registry
         )
+        self._ratio = Gauge("strata_token_ratio", DOCUMENTED["strata_token_ratio"], ("model",), registry=self.registry)
+        self._quota_used = Gauge(
+            "strata_quota_used_ratio",
+            DOCUMENTED["strata_quota_used_ratio"],
+            ("tenant", "quota"),
+            registry=self.registry,
+        )
+        self._quota_refusals = counter("strata_quota_refusals_total", "tenant", "quota", "mode")
+        self._quota_unknown = counter("strata_quota_unknown_total", "tenant")
         self._unpriced = counter("strata_unpriced_total", "tenant", "model")
         self._missing = counter("strata_usage_missing_total", "tenant", "model")
         self._references = counter("strata_references_total", "tenant", "model")
@@ -106,6 +122,7 @@ class Metrics:
             (self._duration, (OUTCOMES,)),
             (self._store_errors, (STORE_OPERATIONS,)),
             (self._actions, (tenants, ACTIONS)),
+            (self._quota_unknown, (tenants,)),
             (self._epochs, (tenants, REASONS)),
             (self._requests, (tenants, models, OUTCOMES)),
             (self._prompt, (tenants, models, NAMES)),
@@ -118,6 +135,21 @@ class Metrics:
         for metric, labels in closed:
             for values in itertools.product(*labels):
                 metric.labels(*values)
+
+    def quota(self, tenant: str, quotas: Quotas, verdict: Verdict | None) -> None:
+        """Tell how a request stands to its tenant's quotas; None where that could not be looked up."""
+        if verdict is None:
+            self._bound(self._quota_unknown, tenant).inc()
+            return
+        if verdict.over is not None:
+            self._bound(self._quota_refusals, tenant, verdict.over, "shadow" if quotas.shadow else "enforce").inc()
+        if tenant != _ANYBODY:
+            for kind, used in verdict.used.items():
+                self._bound(self._quota_used, tenant, kind).set(used / quotas.limits[kind])
+
+    def token_ratio(self, model: str, ratio: float) -> None:
+        """Tell what a model's tokens are to those counted."""
+        self._ratio.labels(model).set(ratio)
 
     def store_error(self, operation: str) -> None:
         """Count one failed call of the store."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from proxy.core.measure import Layers
 from proxy.core.plan import Plan
+from proxy.core.quota import Kind
 
 _NOTES = {
     "library_left_out": "the context library was left out: it did not fit",
@@ -22,6 +25,8 @@ def headers(
     degraded: bool,
     ignored: bool,
     kept_messages: int,
+    over_quota: Kind | None,
+    allowance: Sequence[tuple[bytes, bytes]],
 ) -> list[tuple[bytes, bytes]]:
     """Return the receipt, `x-strata-layers: L1=812:9f86d081884c7d65 L4=… L5=…` among it (tokens:digest)."""
     told = [(b"x-strata-request-id", request_id)]
@@ -35,10 +40,12 @@ def headers(
     if plan is not None:
         told += _planned(plan)
     warnings = _warnings(plan, cause=cause, ignored=ignored, degraded=degraded)
+    if over_quota is not None:
+        warnings.append(f"over quota: {over_quota} (shadow: not enforced)")
     if warnings:
         told.append((b"x-strata-warning", "; ".join(warnings)))
     told.append((b"server-timing", f"strata;dur={overhead_seconds * 1000:.2f}"))
-    return [(name, value.encode("latin-1", "replace")) for name, value in told]
+    return [*((name, value.encode("latin-1", "replace")) for name, value in told), *allowance]
 
 
 def _planned(plan: Plan) -> list[tuple[bytes, str]]:

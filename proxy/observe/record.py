@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from proxy.core.guard import Action
 from proxy.core.lineage import Reason
 from proxy.core.measure import Layers
+from proxy.core.quota import Kind
 from proxy.core.usage import Usage
 
 Outcome = Literal["ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error"]
@@ -25,6 +26,7 @@ class Record:
     `as_sent_input_tokens`; None where the price is unknown. The saving is their difference, and may be negative.
     `kept_messages` stand in front of what a windowed client sent; `current_values` are places of L1 whose values are
     told elsewhere, `lines_behind` its lines that stand behind what others share.
+    `over_quota` is the quota it was over, where it was let through (`shadow`).
     `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
     stream that reached the client, known also where usage never came.
     """
@@ -52,6 +54,7 @@ class Record:
     library_items: int = 0
     epoch: int | None = None
     began: Reason | None = None
+    over_quota: Kind | None = None
     predicted_tokens: int | None = None
     as_sent_tokens: int | None = None
     as_sent_input_tokens: int | None = None

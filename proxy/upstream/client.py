@@ -222,3 +222,25 @@ class Client:
     async def close(self) -> None:
         """Close all idle connections."""
         await self._transport.aclose()
+
+
+class Clients:
+    """A client for each upstream, made when it is first asked for."""
+
+    def __init__(self, *, timeouts: Timeouts, egress_proxy: str | None = None) -> None:
+        self._timeouts = timeouts
+        self._egress_proxy = egress_proxy
+        self._clients: dict[str, Client] = {}
+
+    def __call__(self, base: str) -> Client:
+        """Return the client of an upstream."""
+        client = self._clients.get(base)
+        if client is None:
+            client = Client(base, timeouts=self._timeouts, egress_proxy=self._egress_proxy)
+            self._clients[base] = client
+        return client
+
+    async def close(self) -> None:
+        """Close all idle connections."""
+        for client in self._clients.values():
+            await client.close()

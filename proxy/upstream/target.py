@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
+from urllib.parse import unquote
 
 import httpx
+import msgspec
+
+from proxy.core import body as json_body
 
 _VERSION = re.compile(rb"^v\d+[a-z0-9]*$")
 _ROOTS = frozenset(
@@ -24,6 +28,7 @@ _ROOTS = frozenset(
 _CHAT = re.compile(rb"^(?:v1/)?chat/completions$|^openai/(?:v1/)?(?:deployments/[^/]+/)?chat/completions$")
 _STATELESS = frozenset({b"completions", b"embeddings", b"moderations", b"images", b"audio", b"rerank"})
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_DEPLOYMENT = re.compile(rb"(?:^|/)deployments/([^/?]+)")
 _DISGUISED = re.compile(rb"^(?:\.|%2e){1,2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
 """Dot segments, spelled out or escaped."""
 
@@ -54,6 +59,24 @@ def is_stateless(method: str, path: bytes) -> bool:
     if segments[0] == b"models":
         return method in _READING
     return segments[0] in _STATELESS and method in {"POST", "OPTIONS"}
+
+
+def models_asked(raw_path: bytes, body: bytes) -> tuple[str, ...]:
+    """Return every name by which an upstream may take a request's model: of Azure's path, of the body's members.
+
+    A repeated member may be taken either way. `("",)` where no name is found.
+    """
+    deployment = _DEPLOYMENT.search(raw_path)
+    named = [unquote(deployment.group(1).decode("latin-1"))] if deployment else []
+    for member in json_body.lenient(body):
+        if member.key == "model":
+            value = body[member.value : member.end]
+            try:
+                read = msgspec.json.decode(value)
+            except msgspec.DecodeError:
+                read = value.decode("utf-8", "replace")
+            named.append(read if isinstance(read, str) else "")
+    return tuple(named) or ("",)
 
 
 class Target:

@@ -12,7 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from proxy import app, settings
+from proxy import app
+from proxy.environment import load
 from proxy.simulator.app import Options, Simulator
 from proxy.simulator.app import create as create_provider
 from proxy.simulator.prompt import render
@@ -270,7 +271,7 @@ async def start(upstream: Upstream) -> AsyncIterator[Start]:
         async def begin(**given: object) -> Strata:
             environment = {"STRATA_UPSTREAM_URL": upstream.url, "STRATA_LOG_LEVEL": "info"}
             environment |= {f"STRATA_{name.upper()}": str(value) for name, value in given.items()}
-            running = await stack.enter_async_context(serve(app.create(settings.load(environment))))
+            running = await stack.enter_async_context(serve(app.create(load(environment))))
             http = httpx.AsyncClient(base_url=running.origin, trust_env=False, timeout=GUARD_SECONDS)
             return Strata(origin=running.origin, http=await stack.enter_async_context(http))
 

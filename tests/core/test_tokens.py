@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy import ranks
-from proxy.core import tokens
+from proxy.core import media, tokens
 from proxy.core.tokens import counter, message, pieces, schema
 from proxy.simulator.prompt import render
 from proxy.simulator.tokens import tokenizer
@@ -167,23 +167,20 @@ def test_everything_that_is_sent_counts(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        pytest.param({"type": "image_url", "image_url": {"url": "u"}}, 765, id="an image"),
+        pytest.param({"type": "image_url", "image_url": {"url": "u"}}, 1_105, id="an image"),
         pytest.param({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, 85, id="low detail"),
-        pytest.param(
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9_999}}, 765, id="data"
-        ),
-        pytest.param({"type": "input_image", "image_url": "u"}, 765, id="a bare URL"),
-        pytest.param({"type": "image"}, 765, id="another dialect"),
-        pytest.param({"type": "input_audio", "input_audio": {"data": "AA"}}, 400, id="audio"),
-        pytest.param({"type": "file", "file": {"file_id": "f"}}, 1_500, id="a file"),
+        pytest.param({"type": "input_image", "image_url": "u"}, 1_105, id="a bare URL"),
+        pytest.param({"type": "image"}, 1_105, id="another dialect"),
+        pytest.param({"type": "input_audio", "input_audio": {"data": "A" * 64_000}}, 60, id="audio"),
+        pytest.param({"type": "file", "file": {"file_id": "f"}}, 1_465, id="a file"),
         pytest.param({"type": "unheard-of"}, 0, id="an unknown part"),
         pytest.param({"type": "text"}, 0, id="no text"),
         pytest.param({"type": "refusal"}, 0, id="no refusal"),
     ],
 )
 def test_parts_have_their_price(part: dict[str, object], expected: int) -> None:
-    """Images, audio and files by a flat price, whatever their bytes."""
-    found = message(orjson.dumps({"role": "user", "content": [part]}), COUNT)
+    """Images, audio and files by their family's rules."""
+    found = message(orjson.dumps({"role": "user", "content": [part]}), COUNT, media.of("gpt-4o"))
     assert found == tokens.PER_MESSAGE + COUNT("user") + expected
 
 

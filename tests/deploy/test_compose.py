@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.settings import load as load_settings
+from proxy.environment import load as load_settings
 
 VARIABLE = re.compile(r"\$\{(\w+)")
 

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override
 
-from proxy import app, settings
+from proxy import app, environment
 from proxy.simulator.app import Options, Simulator, create
 from proxy.simulator.record import Entry
 from proxy.simulator.server import Serving, serve
@@ -127,8 +127,8 @@ def outcomes(samples: dict[str, float]) -> dict[str, int]:
 @contextlib.asynccontextmanager
 async def strata(upstream: str, **options: str) -> AsyncIterator[Proxy]:
     """Run the proxy in this loop; `options` are settings without their prefix: `MODE="observe"`."""
-    environment = {"STRATA_UPSTREAM_URL": upstream, **{f"STRATA_{name}": text for name, text in options.items()}}
-    application = app.create(settings.load(environment))
+    given = {"STRATA_UPSTREAM_URL": upstream, **{f"STRATA_{name}": text for name, text in options.items()}}
+    application = app.create(environment.load(given))
     async with (
         serve(application) as serving,
         httpx.AsyncClient(base_url=serving.origin, trust_env=False, timeout=HANG) as http,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -408,3 +410,101 @@ async def test_two_authorization_headers(recorded: tuple[Scripted, Proxy]) -> No
             await wire.send(raw)
             await wire.response()
             assert upstream.got[-1].all("authorization") == ["Bearer sk-held"]
+
+
+RESTRICTED = {
+    "TENANTS__ACME__KEYS": "acme-1",
+    "TENANTS__ACME__MODELS": "gpt-4*, Text-Embedding-3-small",
+    "TENANTS__ACME__UPSTREAM_KEY": "sk-own",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", chat_body(model="gpt-4.1"), 200),
+        ("/v1/chat/completions", chat_body(model="GPT-4.1"), 200),
+        ("/v1/chat/completions", chat_body(), 404),
+        ("/v1/chat/completions", chat_body(model=""), 404),
+        ("/openai/deployments/gpt-5.1/chat/completions", chat_body(model="gpt-4.1"), 404),
+        ("/v1/chat/completions", b'{"model":"gpt-4.1","messages":[],"model":"gpt-5.1"}', 404),
+        ("/v1/chat/completions", b'{"model":"gpt-4.1","messages":[],"model":"gpt\\u002d5.1"}', 404),
+        ("/v1/embeddings", {"model": "text-embedding-3-small", "input": "a"}, 200),
+        ("/v1/embeddings", {"model": "text-embedding-3-large", "input": "a"}, 404),
+        ("/v1/responses", {"model": "gpt-5.1", "input": "a"}, 404),
+        ("/v1/responses", {"model": "gpt-4.1", "input": "a"}, 200),
+        ("/v1/files", b"--b\r\nno JSON at all", 404),
+    ],
+)
+async def test_a_tenant_may_ask_for_its_models_only(path: str, body: object, status: int) -> None:
+    """404 as OpenAI has it, on every route and in whatever place a model is named; nothing is forwarded."""
+    async with rigged(**RESTRICTED) as rig:
+        answer = await rig.proxy.post(body, path=path, headers=bearer("acme-1"))
+        assert answer.status_code == status, answer.text
+        if status == 404:
+            openai_shape(answer, "model_not_found")
+            assert not rig.entries
+        else:
+            assert rig.last.body == (body if isinstance(body, bytes) else orjson.dumps(body))
+
+
+async def test_models_may_be_listed_by_whoever_may_use_some(tenants: Rig) -> None:
+    """A list of models names none that is asked for."""
+    async with rigged(**RESTRICTED) as rig:
+        assert (await rig.proxy.http.get("/v1/models", headers=bearer("acme-1"))).status_code == 200
+
+
+async def test_a_key_may_be_given_by_its_digest() -> None:
+    """The digest itself opens nothing."""
+    digest = hashlib.sha256(b"acme-1").hexdigest()
+    async with rigged(TENANTS__ACME__KEYS=f"sha256:{digest.upper()},plain-1") as rig:
+        assert (await rig.proxy.post(chat_body(), headers=bearer("acme-1"))).status_code == 200
+        assert (await rig.proxy.post(chat_body(), headers=bearer("plain-1"))).status_code == 200
+        for wrong in (digest, f"sha256:{digest}", digest.upper()):
+            assert (await rig.proxy.post(chat_body(), headers=bearer(wrong))).status_code == 401
+
+
+async def test_a_tenant_may_have_its_own_upstream() -> None:
+    """Everybody's key does not go there; its own does."""
+    async with scripted(always(COMPLETION)) as other, rigged(**TENANTS, TENANTS__FAR__KEYS="far-1,far-2",
+                                                             TENANTS__FAR__UPSTREAM_URL=other.url) as rig:  # fmt: skip
+        assert (await rig.proxy.post(chat_body(), headers=bearer("far-1"))).status_code == 200
+        assert (await rig.proxy.post({"input": "a"}, path="/v1/embeddings", headers=bearer("far-2"))).status_code == 200
+        assert not rig.entries
+        assert [got.all("authorization") for got in other.got] == [[], []]
+        assert (await rig.proxy.post(chat_body(), headers=bearer("beta-1"))).status_code == 200
+        assert len(rig.entries) == 1
+
+
+async def test_what_a_tenant_keeps_is_its_own_choice() -> None:
+    """Nothing of its conversations' content, while another's is kept."""
+    chat = [{"role": "user", "content": f"{ITEM}\nWhat is it?"}]
+    async with rigged(**TENANTS, TENANTS__BETA__REMEMBER_CONTENT="false") as rig:
+        for key, kept in (("owner-1", True), ("beta-1", False)):
+            headers = {**bearer(key), "x-strata-conversation": "c1"}
+            first = await rig.proxy.post(chat_body(messages=chat), headers=headers)
+            bare = [{"role": "user", "content": "What is it?"}, first.json()["choices"][0]["message"]]
+            await rig.proxy.post(chat_body(messages=[*bare, {"role": "user", "content": "Sure?"}]), headers=headers)
+            assert (b"secret plan" in rig.last.body) == kept
+
+
+@pytest.mark.parametrize(("ttl", "kept"), [("1", False), ("60", True)])
+async def test_how_long_a_tenant_keeps_is_its_own_choice(redis_url: str, ttl: str, kept: bool) -> None:
+    """In Redis and in the process, whatever is for everybody."""
+    options = {"REDIS_URL": redis_url, "SECRET": "s", "CONVERSATION_TTL_SECONDS": "30"}
+    async with rigged(**TENANTS, TENANTS__BETA__CONVERSATION_TTL_SECONDS=ttl, **options) as rig:
+        headers = {**bearer("beta-1"), "x-strata-conversation": f"kept-{ttl}"}
+        await rig.proxy.post(chat_body(), headers=headers)
+        await asyncio.sleep(1.6)
+        answer = await rig.proxy.http.get(f"/strata/conversations/kept-{ttl}", headers=bearer("beta-1"))
+        assert (answer.status_code == 200) == kept
+
+
+async def test_an_own_mode_reserve_and_rule_over_budget() -> None:
+    """One tenant is refused what another is let through with."""
+    options = {**TENANTS, "TENANTS__BETA__BUDGET_TOKENS": "900", "TENANTS__BETA__OVER_BUDGET": "reject",
+               "TENANTS__BETA__OUTPUT_RESERVE_TOKENS": "500", "TENANTS__OWNER__BUDGET_TOKENS": "900"}  # fmt: skip
+    async with rigged(**options) as rig:
+        long = chat_body("word " * 500)
+        assert (await rig.proxy.post(long, headers=bearer("beta-1"))).status_code == 400
+        assert (await rig.proxy.post(long, headers=bearer("owner-1"))).status_code == 200

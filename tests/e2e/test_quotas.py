@@ -1,0 +1,244 @@
+"""Quotas as clients meet them: refused in words their SDKs know, settled to the token, shared by replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import httpx
+import openai
+import orjson
+import pytest
+from openai import AsyncOpenAI
+
+from proxy.simulator.app import Options, create
+from proxy.simulator.server import serve
+from tests.e2e.kit import HANG, MODEL, Proxy, Rig, Wire, chat_body, events, rigged, scripted, strata
+
+KEY = {"TENANTS__ACME__KEYS": "key-one", "UPSTREAM_KEY": "sk-up", "OUTPUT_RESERVE_TOKENS": "200"}
+PRICES = '{"gpt-5.1": {"input": 1.25, "cached_read": 0.125, "output": 10}}'
+
+
+def acme(**quotas: str) -> dict[str, str]:
+    """Return settings for one tenant with these quotas."""
+    return {**KEY, **{f"TENANTS__ACME__{name}": value for name, value in quotas.items()}}
+
+
+def error(answer: httpx.Response) -> dict[str, str]:
+    """Return an answer's error."""
+    found: dict[str, str] = answer.json()["error"]
+    return found
+
+
+async def used(proxy: Proxy, quota: str, limit: int) -> int:
+    """Return what the tenant has used of a quota, as the metrics tell it."""
+    return round(await proxy.total("strata_quota_used_ratio", tenant="acme", quota=quota) * limit)
+
+
+async def test_a_rate_is_refused_as_openai_refuses_it() -> None:
+    """429 with the headers an SDK waits by; nothing is forwarded; the next tenant is not held up."""
+    async with rigged(None, **acme(REQUESTS_PER_MINUTE="2"), TENANTS__LAB__KEYS="lab") as rig:
+        good = [await rig.proxy.post(chat_body()) for _ in range(2)]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == ["1", "0"]
+        assert good[0].headers["x-ratelimit-limit-requests"] == "2"
+        assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
+        refused = await rig.proxy.post(chat_body())
+        assert refused.status_code == 429
+        assert (error(refused)["code"], error(refused)["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+        assert "requests_per_minute: limit 2, used 2, requested 1" in error(refused)["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 30
+        assert refused.headers["x-should-retry"] == "true"
+        assert len(rig.entries) == 2
+        assert (await rig.proxy.post(chat_body(), headers={"authorization": "Bearer lab"})).status_code == 200
+        assert await rig.proxy.settled(4) == {"ok": 3, "refused": 1}
+        refusals = await rig.proxy.total("strata_quota_refusals_total", tenant="acme", mode="enforce")
+        assert refusals == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit", "said"),
+    [
+        ("TOKENS_PER_DAY", "150", "tokens_per_day: limit 150, used 0, requested 530"),
+        ("TOKENS_PER_MONTH", "150", "tokens_per_month: limit 150, used 0, requested 530"),
+        ("USD_PER_DAY", "0.001", "usd_per_day: limit 0.001, used 0, requested 0.005"),
+        ("USD_PER_MONTH", "0.001", "usd_per_month: limit 0.001, used 0, requested 0.005"),
+    ],
+)
+async def test_a_used_up_period_is_no_reason_to_try_again(quota: str, limit: str, said: str) -> None:
+    """403 with `insufficient_quota`, which the SDK raises at once."""
+    async with rigged(None, **acme(**{quota: limit}), PRICES=PRICES) as rig:
+        async with AsyncOpenAI(base_url=rig.proxy.base_url, api_key="key-one", max_retries=3) as client:
+            with pytest.raises(openai.PermissionDeniedError) as raised:
+                await client.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": "hi"}], max_completion_tokens=500
+                )
+        assert raised.value.code == "insufficient_quota"
+        assert said in raised.value.message
+        assert raised.value.response.headers["x-should-retry"] == "false"
+        assert not rig.entries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_settled_is_what_the_provider_reported(stream: bool) -> None:
+    """To the token and, in US dollars, to the billionth."""
+    async with rigged(None, **acme(TOKENS_PER_DAY="100000", USD_PER_DAY="1"), PRICES=PRICES) as rig:
+        tokens, paid = 0, Decimal(0)
+        for number in range(4):
+            await rig.proxy.post(chat_body(f"Question {number} " * 300, stream=stream))
+            charge = rig.last.charge
+            assert charge is not None
+            tokens += charge.prompt_tokens + rig.last.completion_tokens
+            paid += Decimal("1.25") * charge.uncached_tokens + Decimal("0.125") * charge.cached_tokens
+            paid += 10 * rig.last.completion_tokens
+        await rig.proxy.settled(4)
+        answer = await rig.proxy.post(chat_body(max_completion_tokens=1))
+        told = dict(pair.split("=") for pair in answer.headers["x-strata-quota"].split("; "))
+        reserved = len(orjson.dumps(chat_body(max_completion_tokens=1))) // 3 + 1
+        assert int(told["tokens_per_day"].split("/")[0]) == tokens + reserved
+        assert Decimal(told["usd_per_day"].split("/")[0]) == pytest.approx(paid / 1_000_000, abs=Decimal("0.0002"))
+
+
+async def test_a_request_that_the_upstream_refused_costs_nothing() -> None:
+    """What was reserved for it is given back."""
+    async with rigged(Options(keys=frozenset({"another"})), **acme(TOKENS_PER_DAY="1000")) as rig:
+        for _ in range(6):
+            assert (await rig.proxy.post(chat_body())).status_code == 401
+        await rig.proxy.settled(6)
+        assert await used(rig.proxy, "tokens_per_day", 1_000) < 260
+
+
+async def test_a_stream_that_breaks_off_is_settled_by_estimate() -> None:
+    """The prompt as Strata counts it, and a token for each piece that came."""
+
+    async def breaks(wire: Wire) -> None:
+        await wire.request()
+        await wire.begin_stream()
+        for _ in range(20):
+            await wire.send_chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+            await asyncio.sleep(0.002)
+        wire.reset()
+
+    async with scripted(breaks) as upstream, strata(upstream.url, **acme(TOKENS_PER_DAY="5000")) as proxy:
+        await proxy.post(chat_body("word " * 1_000, stream=True))
+        assert await proxy.settled(1) == {"upstream_interrupted": 1}
+        await proxy.post(chat_body(stream=True, max_completion_tokens=1))
+        assert 1_010 <= await used(proxy, "tokens_per_day", 5_000) <= 1_100
+
+
+async def test_requests_under_way_are_counted() -> None:
+    """A third has to wait for one of two; it may go when that has ended."""
+    async with rigged(Options(first_token_seconds=0.4), **acme(CONCURRENT_REQUESTS="2")) as rig:
+        answers = await asyncio.gather(*(rig.proxy.post(chat_body(stream=True)) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 429]
+        assert (await rig.proxy.post(chat_body())).status_code == 200
+
+
+async def test_shadow_tells_and_refuses_nothing() -> None:
+    """In a warning and in the metrics."""
+    async with rigged(None, **acme(TOKENS_PER_DAY="50", QUOTA_MODE="shadow")) as rig:
+        answer = await rig.proxy.post(chat_body())
+        assert answer.status_code == 200
+        assert "over quota: tokens_per_day (shadow" in answer.headers["x-strata-warning"]
+        assert await rig.proxy.total("strata_quota_refusals_total", mode="shadow", quota="tokens_per_day") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "text-embedding-3-small", "input": "word " * 200}),
+        ("/v1/responses", {"model": MODEL, "input": "word " * 200}),
+        ("/v1/responses", {"model": MODEL, "input": "word " * 200, "stream": True}),
+        ("/v1/completions", {"model": MODEL, "prompt": "word " * 200}),
+    ],
+)
+async def test_other_routes_count_too(path: str, body: dict[str, object]) -> None:
+    """A quota of the chat route alone would be none."""
+    async with rigged(None, **acme(TOKENS_PER_DAY="100000"), TENANTS__ACME__UPSTREAM_KEY="sk-own") as rig:
+        first = await rig.proxy.post(body, path=path)
+        assert first.status_code == 200
+        if (charge := rig.last.charge) is not None:
+            spent = charge.prompt_tokens + rig.last.completion_tokens
+        else:
+            spent = first.json()["usage"]["total_tokens"]
+        assert spent > 100
+        await asyncio.sleep(0.05)
+        answer = await rig.proxy.post({"model": MODEL, "input": "hi"}, path="/v1/embeddings")
+        told = int(answer.headers["x-strata-quota"].partition("=")[2].partition("/")[0])
+        assert 0 < told - spent < 20
+
+
+async def test_fifty_clients_of_three_tenants_at_two_replicas(redis_url: str) -> None:
+    """Settled totals are the provider's own to the token; no tenant is admitted beyond its quota."""
+    limits = {"ACME": 9_000, "BETA": 6_000, "LAB": 200_000}
+    options = {"REDIS_URL": redis_url, "SECRET": "one-secret", "UPSTREAM_KEY": "sk-up", "OUTPUT_RESERVE_TOKENS": "100"}
+    for name, limit in limits.items():
+        options |= {f"TENANTS__{name}__KEYS": f"key-{name}", f"TENANTS__{name}__TOKENS_PER_DAY": str(limit)}
+    provider = create(Options(reply_words=20))
+    async with (
+        serve(provider) as upstream,
+        strata(upstream.base_url, **options) as one,
+        strata(upstream.base_url, **options) as other,
+    ):
+
+        async def client(number: int) -> None:
+            name = ("ACME", "BETA", "LAB")[number % 3]
+            for step in range(4):
+                proxy = (one, other)[(number + step) % 2]
+                headers = {"authorization": f"Bearer key-{name}", "x-tenant": name}
+                answer = await proxy.post(
+                    chat_body(f"{number} {step} " + "word " * 40, stream=bool(step % 2)), headers=headers
+                )
+                assert answer.status_code in {200, 403}
+
+        async with asyncio.timeout(2 * HANG):
+            await asyncio.gather(*(client(number) for number in range(50)))
+            await one.settled(100)
+            await other.settled(100)
+        spent = dict.fromkeys(limits, 0)
+        for entry in provider.state.simulator.requests:
+            assert entry.charge is not None
+            spent[entry.headers["x-tenant"]] += entry.charge.prompt_tokens + entry.completion_tokens
+        await asyncio.sleep(0.2)
+        for name, limit in limits.items():
+            body = chat_body(max_completion_tokens=1)
+            answer = await one.post(body, headers={"authorization": f"Bearer key-{name}"})
+            if answer.status_code == 200:
+                told = int(answer.headers["x-strata-quota"].partition("=")[2].partition("/")[0])
+                assert told - (len(orjson.dumps(body)) // 3 + 1) == spent[name]
+            assert spent[name] <= limit
+        assert spent["LAB"] > 100 * 40
+
+
+@pytest.mark.parametrize(("setting", "status"), [("open", 200), ("closed", 503)])
+async def test_without_redis_the_setting_decides(setting: str, status: int) -> None:
+    """And what was not looked up is counted."""
+    options = {"REDIS_URL": "redis://127.0.0.1:1/0", "QUOTA_WITHOUT_REDIS": setting}
+    async with rigged(None, **acme(TOKENS_PER_DAY="1"), **options) as rig:
+        answer = await rig.proxy.post(chat_body())
+        assert answer.status_code == status
+        if status == 503:
+            assert error(answer)["code"] == "quota_unavailable"
+        assert await rig.proxy.total("strata_quota_unknown_total", tenant="acme") == 1
+
+
+async def test_a_body_that_is_not_understood_is_held_to_quotas_too(rig: Rig) -> None:
+    """`bypass` is no way around them."""
+    async with rigged(None, **acme(REQUESTS_PER_MINUTE="1")) as own:
+        odd = b'{"model": "gpt-5.1", "model": "gpt-5.1", "messages": [{"role": "user", "content": "hi"}]}'
+        assert (await own.proxy.post(odd)).status_code == 200
+        assert (await own.proxy.post(odd)).status_code == 429
+
+
+async def test_a_client_that_leaves_gives_its_reservation_back() -> None:
+    """What came until then is settled."""
+    async with rigged(Options(event_seconds=0.05), **acme(CONCURRENT_REQUESTS="1")) as rig:
+        async with rig.proxy.openai() as client:
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+        assert await rig.proxy.settled(1) == {"client_closed": 1}
+        assert (await rig.proxy.post(chat_body(stream=True))).status_code == 200
+        assert events(b"data: {}\n\n")
