@@ -15,7 +15,7 @@ Who may import whom, outermost first (import-linter holds it):
 
     cli · demo · server · app          start and stop; the only builder of parts
     pipeline | passthrough | admin     one request each
-    forward · call · relay · meter     parts of a chat request's way
+    forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
     environment                        the only reader of the environment

@@ -33,6 +33,7 @@ from proxy.passthrough import Passthrough
 from proxy.pipeline import Pipeline
 from proxy.prices import Prices
 from proxy.settings import PREFIX, PriceSettings, Settings
+from proxy.summaries import Summaries, price_at
 from proxy.tenants import Tenants
 from proxy.upstream.client import Clients, Timeouts
 from proxy.upstream.target import is_chat, normal
@@ -84,6 +85,14 @@ class Services:
             store=self.store,
             meter=self.meter,
             calibrations=calibrations,
+            summaries=Summaries(
+                clients=self.clients,
+                store=self.store,
+                meter=self.meter,
+                background=self.background,
+                price=price_at(self.prices.of),
+                told=self.metrics.summary,
+            ),
             keys=self.keys,
             analyst=Analyst(Tags.of(settings.context_tags), max_bytes=settings.memory_bytes // 4),
             background=self.background,

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from proxy.core.conversation import Name
 from proxy.core.lineage import NOTHING, Place, Recalled
-from proxy.core.measure import Layers
+from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
@@ -50,6 +50,7 @@ class Call:
     plan: Plan | None = None
     layers: Layers | None = None
     referenced_tokens: int = 0
+    losses: Losses = NO_LOSSES
     kept_messages: int = 0
     steps: tuple[Step, ...] = ()
     predicted_tokens: int | None = None
@@ -149,6 +150,7 @@ class Call:
             dropped_turns=plan.dropped_turns if plan else 0,
             dropped_exchanges=plan.dropped_exchanges if plan else 0,
             actions=plan.actions if plan else (),
+            losses=self.losses,
             kept_messages=self.kept_messages,
             current_values=len(plan.current.slots) if plan else 0,
             lines_behind=plan.formed.count("behind") if plan and plan.formed else 0,

@@ -108,6 +108,7 @@ class Forwarder:
             conversation=call.name.id if call.name else None,
             plan=call.plan,
             layers=call.layers,
+            losses=call.losses,
             cause=call.cause,
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,

@@ -37,6 +37,7 @@ from proxy.meter import Meter
 from proxy.observe.record import Outcome, Record
 from proxy.prices import Prices
 from proxy.settings import Settings
+from proxy.summaries import Summaries
 from proxy.tenants import Tenants
 from proxy.upstream.client import Clients, Interrupted
 from proxy.upstream.target import models_asked
@@ -65,6 +66,7 @@ class Pipeline:
         store: Store,
         meter: Meter,
         calibrations: Calibrations,
+        summaries: Summaries,
         keys: Callable[[], Keys],
         analyst: Analyst,
         prices: Prices,
@@ -81,6 +83,7 @@ class Pipeline:
         self._store = store
         self._meter = meter
         self._calibrations = calibrations
+        self._summaries = summaries
         self._keys = keys
         self._analyst = analyst
         self._prices = prices
@@ -122,6 +125,7 @@ class Pipeline:
             call.cause = f"{type(error).__name__}: {error}"
         finally:
             self._record(call)
+            self._summaries.consider(call, scope)
 
     def _open(self) -> Call:
         return Call(
@@ -433,6 +437,7 @@ class Pipeline:
         scale = self._scales[call.model.encoding].of(call.model.media)
         with contextlib.suppress(LookupError, ValueError, TypeError, RecursionError):
             call.layers = measure.layers(call.request, call.plan.draft, scale)
+            call.losses = measure.losses(call.request, call.plan.draft, scale)
             call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
             self._predict(call, call.request, call.plan.draft, scale)
 

@@ -109,6 +109,10 @@ TokensPerDay = Annotated[Per | None, Field(description="Quota: tokens a day (UTC
 TokensPerMonth = Annotated[Per | None, Field(description="Quota: tokens a calendar month (UTC).")]
 UsdPerDay = Annotated[Money | None, Field(description="Quota: US dollars a day (UTC), at the upstream's prices.")]
 UsdPerMonth = Annotated[Money | None, Field(description="Quota: US dollars a calendar month (UTC).")]
+_SUMMARIES = (
+    "A model that summarises, beside the requests, what a budget will take from long named conversations. "
+    "By default none."
+)
 QuotaMode = Literal["enforce", "shadow"]
 _SHADOW = "`enforce` refuses what is over a quota; `shadow` only reports it."
 _MODELS = "Models that may be asked for, separated by commas; `gpt-5*` for all that begin so. By default all."
@@ -135,6 +139,7 @@ class TenantSettings(BaseModel):
     over_budget: OverBudget | None = Field(
         None, description="`forward` or `reject`, for what cannot be made to fit the budget."
     )
+    summary_model: str | None = Field(None, description=_SUMMARIES)
     windowed: bool | None = Field(None, description="Whether its clients send only their last messages.")
     remember_content: bool | None = Field(None, description="Whether content of its named conversations is kept.")
     conversation_ttl_seconds: Seconds | None = Field(
@@ -269,6 +274,7 @@ class Settings(BaseSettings):
         description="While Redis does not answer: `open` lets requests through and counts them later, "
         "`closed` refuses them.",
     )
+    summary_model: str | None = Field(None, description=_SUMMARIES)
     conversation_headers: Names = Field(
         ("x-session-id", "x-openwebui-chat-id"),
         description="Headers that name a conversation, besides `x-strata-conversation`.",

@@ -39,6 +39,7 @@ class Tenant:
     upstream_key: str | None
     hides_credentials: bool
     shares_key: bool
+    summary_model: str | None
     remember_content: bool
     ttl_seconds: int
 
@@ -127,6 +128,7 @@ def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tena
         upstream_key=key.get_secret_value() if key else None,
         hides_credentials=own is not None or key is not None,
         shares_key=False,
+        summary_model=of("summary_model"),
         remember_content=of("remember_content"),
         ttl_seconds=max(1, int(of("conversation_ttl_seconds"))),
     )

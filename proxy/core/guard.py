@@ -1,14 +1,23 @@
-"""Fitting a prompt into its limit: what goes, in one order, until it fits."""
+"""Fitting a prompt into its limit: the ladder, cheapest loss first, until it fits.
+
+L2's items become outlines; old tool outputs keep head and tail; the oldest whole turns go, then exchanges of the
+newest; what is long in what remains keeps head and tail; the turn's own `strata.context` is packed. What is taken
+depends on the grid alone, so that it holds still while the conversation grows by a step.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from proxy.core import budget, measure, render
+from proxy.core import budget, measure, render, shorten
 from proxy.core.budget import Limit
+from proxy.core.cut import WHOLE, Cut
 from proxy.core.layers import Draft
 from proxy.core.measure import Scale
 from proxy.core.message import Message
@@ -16,11 +25,18 @@ from proxy.core.request import Request
 from proxy.core.turn import Shape, Span, exchanges
 
 OverBudget = Literal["forward", "reject"]
-Action = Literal["turns_dropped", "exchanges_dropped", "library_left_out", "forwarded_over_budget", "rejected"]
+Action = Literal[
+    "library_outlined", "outputs_shortened", "turns_dropped", "exchanges_dropped", "replies_shortened",
+    "context_packed", "library_left_out", "forwarded_over_budget", "rejected",
+]  # fmt: skip
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
-Arrange = Callable[[tuple[Span, ...]], Draft]
-"""Arranges the prompt without some runs of messages."""
+_OUTPUTS = frozenset({"tool", "function"})
+_OLD = 0.6
+"""Which share of the room that L1 and the tools leave is old, and may be shortened, where a cut begins."""
+
+Arrange = Callable[[Cut], Draft]
+"""Arranges the prompt with a cut made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,36 +53,124 @@ class Fitted:
 def fit(
     request: Request, parts: Shape, arrange: Arrange, *, limit: Limit, over_budget: OverBudget, scale: Scale
 ) -> Fitted:
-    """Take the oldest whole units of history away, on the grid, until the prompt fits.
+    """Take rung after rung until the prompt fits.
 
-    What is lost and what the units weigh is in one currency: the prompt as it would be sent whole. Where no cut makes
-    it fit the model's window nothing is cut: the upstream answers, and may know better.
+    Where no cut makes it fit the model's window nothing is cut: the upstream answers, and may know better.
     """
-    messages = request.messages
-    whole = draft = arrange(())
-    uncut = total = measure.layers(request, draft, scale).total
-    units = _units(messages, parts)
-    sizes = [sum(_weight(request, draft, index, scale) for index in range(unit.start, unit.end)) for unit in units]
-    fixed = sum(scale.message(request.raw(index), messages[index].digest) for index in range(parts.leading))
-    step = budget.step(limit.base, fixed + _schemas(request, scale))
-    lost, gone = budget.lost(total=total, limit=limit.tokens, step=step), 0
-    while total > limit.tokens and gone < len(units):
-        gone = budget.units(sizes, lost)
-        draft = arrange(units[:gone])
-        total = measure.layers(request, draft, scale).total
-        lost += step
-    own = limit.own is not None and total > limit.own
-    if total > limit.tokens and not own:
-        return Fitted(draft=whole, total=uncut, actions=("forwarded_over_budget",))
-    turns = min(gone, max(0, len(parts.turns) - 1))
-    actions: list[Action] = []
-    if turns:
-        actions.append("turns_dropped")
-    if gone > turns:
-        actions.append("exchanges_dropped")
-    if total > limit.tokens:
-        actions.append("rejected" if over_budget == "reject" else "forwarded_over_budget")
-    return Fitted(draft=draft, total=total, dropped_turns=turns, dropped_exchanges=gone - turns, actions=tuple(actions))
+
+    def weighed(cut: Cut) -> _Tried:
+        draft = arrange(cut)
+        return _Tried(draft, measure.layers(request, draft, scale).total)
+
+    tried = whole = weighed(WHOLE)
+    if whole.total <= limit.tokens:
+        return Fitted(draft=whole.draft, total=whole.total)
+    ladder = _Ladder(request, parts, whole.draft, limit, scale)
+    if not ladder.signed:
+        outlined = weighed(Cut(outlined=True))
+        tried = outlined if outlined.total < whole.total else whole
+    for cut in ladder.rungs(tried.draft.cut, tried.total):
+        if tried.total <= limit.tokens:
+            break
+        tried = weighed(cut)
+    own = limit.own is not None and tried.total > limit.own
+    if tried.total > limit.tokens and not own:
+        return Fitted(draft=whole.draft, total=whole.total, actions=("forwarded_over_budget",))
+    over: tuple[Action, ...] = ()
+    if tried.total > limit.tokens:
+        over = ("rejected" if over_budget == "reject" else "forwarded_over_budget",)
+    gone, turns = len(tried.draft.dropped), max(0, len(parts.turns) - 1)
+    return Fitted(
+        draft=tried.draft,
+        total=tried.total,
+        dropped_turns=min(gone, turns),
+        dropped_exchanges=max(0, gone - turns),
+        actions=(*ladder.actions(tried.draft, whole.draft), *over),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    draft: Draft
+    total: int
+
+
+class _Ladder:
+    """One request's units, what each weighs as it would be sent whole, and what shortening each message saves."""
+
+    def __init__(self, request: Request, parts: Shape, whole: Draft, limit: Limit, scale: Scale) -> None:
+        self._request, self._parts, self._limit, self._scale = request, parts, limit, scale
+        self.signed = any(message.signed for message in request.messages)
+        self._units = _units(request.messages, parts)
+        first, last = parts.leading, self._units[-1].end if self._units else parts.leading
+        self._weights = {index: _weight(request, whole, index, scale) for index in range(first, last)}
+        self._ends = dict(zip(self._weights, itertools.accumulate(self._weights.values()), strict=True))
+        fixed = sum(scale.message(request.raw(index), request.messages[index].digest) for index in range(first))
+        self._fixed = fixed + _schemas(request, scale)
+        self._step = budget.step(limit.base, self._fixed)
+        self._saved: dict[int, int] = {}
+
+    def rungs(self, cut: Cut, uncut: int) -> Iterator[Cut]:
+        """Return cut after cut, each taking more, of a prompt that weighs `uncut` with the cut made so far."""
+        grid = math.ceil((uncut - self._limit.tokens) / self._step)
+        gone = 0
+        while gone < len(self._units):
+            cut, gone = self._on_grid(grid, cut)
+            yield cut
+            grid += 1
+        if self._request.hints.context:
+            yield dataclasses.replace(cut, packed=True)
+
+    def _on_grid(self, grid: int, cut: Cut) -> tuple[Cut, int]:
+        """Return the cut at a point of the grid, and how many units go: as few as lose that many steps.
+
+        What is shortened reaches as far as leaves the newest part whole; it moves with the grid, not with the
+        conversation. Replies are shortened only where turns must go, so that fewer do.
+        """
+        reach = (self._limit.tokens - self._fixed) * _OLD + (grid - 1) * self._step
+        wanted, shorter = grid * self._step, self._shorter(reach, _OUTPUTS)
+        if sum(shorter.values()) < wanted:
+            shorter = self._shorter(reach, _OUTPUTS | {"assistant"})
+        lost, gone = sum(shorter.values()), 0
+        while lost < wanted and gone < len(self._units):
+            unit = self._units[gone]
+            lost += sum(self._weights[index] - shorter.pop(index, 0) for index in range(unit.start, unit.end))
+            gone += 1
+        made = Cut(dropped=self._units[:gone], shortened=frozenset(shorter), outlined=cut.outlined, quiet=self.signed)
+        return made, gone
+
+    def _shorter(self, reach: float, roles: frozenset[str]) -> dict[int, int]:
+        """Return what shortening saves, by message, in the part of the history that ends at `reach`."""
+        if self.signed:
+            return {}
+        messages = self._request.messages
+        return {
+            index: saved
+            for index, end in self._ends.items()
+            if end <= reach and messages[index].role in roles and (saved := self._saves(index))
+        }
+
+    def _saves(self, index: int) -> int:
+        if index not in self._saved:
+            raw, message = self._request.raw(index), self._request.messages[index]
+            short = shorten.message(raw, message)
+            less = 0 if short is raw else self._weights[index] - self._scale.message(short, _digest(short))
+            self._saved[index] = max(0, less)
+        return self._saved[index]
+
+    def actions(self, draft: Draft, whole: Draft) -> tuple[Action, ...]:
+        """Name what was done."""
+        cut, messages = draft.cut, self._request.messages
+        turns = max(0, len(self._parts.turns) - 1)
+        done: dict[Action, bool] = {
+            "library_outlined": any(item.partial for item in draft.library.items) and draft.library != whole.library,
+            "outputs_shortened": any(messages[index].role != "assistant" for index in cut.shortened),
+            "turns_dropped": bool(cut.dropped) and turns > 0,
+            "exchanges_dropped": len(cut.dropped) > turns,
+            "replies_shortened": any(messages[index].role == "assistant" for index in cut.shortened),
+            "context_packed": cut.packed,
+        }
+        return tuple(action for action, did in done.items() if did)
 
 
 def _units(messages: Sequence[Message], parts: Shape) -> tuple[Span, ...]:
@@ -85,7 +189,11 @@ def _weight(request: Request, draft: Draft, index: int, scale: Scale) -> int:
     if index not in draft.forms and index not in draft.changes:
         return scale.message(request.raw(index), request.messages[index].digest)
     raw = render.sent(request, draft, index)
-    return scale.message(raw, hashlib.sha256(raw).digest())
+    return scale.message(raw, _digest(raw))
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()
 
 
 def _schemas(request: Request, scale: Scale) -> int:

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.core import layers, library, lineage, render
+from proxy.core import layers, library, lineage, render, shorten, summary
+from proxy.core.cut import Cut
 from proxy.core.items import Item
 from proxy.core.layers import AS_SENT, L1, NO_VALUES, Change, Draft, Slot, Values
 from proxy.core.library import Library
@@ -32,6 +33,11 @@ class Past:
     begun: Mapping[int, str]
     l1: bytes
     tools: bytes
+    summaries: Mapping[bytes, str]
+
+    def told(self, place: Place) -> str:
+        """Return a summary in its frame; empty where there is none."""
+        return summary.frame(self.summaries[place]) if place in self.summaries else ""
 
 
 def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes], l1: L1 = AS_SENT) -> Past:
@@ -47,6 +53,7 @@ def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[byt
         begun=dict(begun.values) if begun else {},
         l1=l1.digest or _digest(messages[index].digest for index in range(parts.leading)),
         tools=_digest([*order, request.member("functions")]),
+        summaries=recalled.summaries,
     )
 
 
@@ -72,7 +79,7 @@ def resume(
     *,
     l1: L1 = AS_SENT,
     values: Values = NO_VALUES,
-    dropped: tuple[Span, ...] | None = None,
+    cut: Cut | None = None,
 ) -> Draft:
     """Arrange the request as its epoch has it: what was forwarded stands, what is new comes at the end.
 
@@ -90,18 +97,30 @@ def resume(
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
         slots[index] = _standing(request, index, raw, look)
-    dropped = _spans(epoch, found.places) if dropped is None else dropped
-    late = _late(request.messages, parts, slots, epoch, dropped)
+    cut = _cut(epoch, found, parts) if cut is None else cut
+    shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
+    late = _late(request.messages, parts, slots, epoch, cut.dropped)
+    shelf = Library(epoch.library)
     return layers.arrange(
         slots,
         parts,
-        library=Library(epoch.library),
+        library=library.outlined(shelf, (), {}) if cut.outlined else shelf,
         lasting=True,
         context=(*late, *request.hints.context),
-        dropped=dropped,
+        cut=cut,
+        summary=found.told(epoch.summary),
         l1=l1,
         values=values,
     )
+
+
+def shorten_slots(slots: list[Slot], request: Request, places: Iterable[int], look: Look) -> None:
+    """Let messages keep the head and tail of their long texts."""
+    for index in places:
+        raw = slots[index].raw or request.raw(index)
+        short = shorten.message(raw, slots[index].message)
+        if short is not raw:
+            slots[index] = Slot(look(short), short, fixed=slots[index].fixed)
 
 
 def _standing(request: Request, index: int, raw: bytes, look: Look) -> Slot:
@@ -111,9 +130,20 @@ def _standing(request: Request, index: int, raw: bytes, look: Look) -> Slot:
 
 
 def compact(
-    request: Request, parts: Shape, look: Look, before: Draft, *, l1: L1 = AS_SENT, values: Values = NO_VALUES
-) -> Callable[[tuple[Span, ...]], Draft]:
-    """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns."""
+    request: Request,
+    parts: Shape,
+    found: Past,
+    look: Look,
+    before: Draft,
+    *,
+    l1: L1 = AS_SENT,
+    values: Values = NO_VALUES,
+) -> Callable[[Cut], Draft]:
+    """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns.
+
+    Where turns go and a summary of them is known, it stands in their place.
+    """
+    told = found.told(latest_summary(request, found))
     messages, context = request.messages, request.hints.context
     history = [index for index in range(parts.leading, parts.newest.start) if messages[index].role == "user"]
     gone = {
@@ -126,11 +156,15 @@ def compact(
             raw = render.bare(request.raw(index), messages[index], gone)
             slots[index] = Slot(look(raw), raw)
 
-    def arrange(dropped: tuple[Span, ...]) -> Draft:
-        kept = [messages[index] for index in history if not any(span.start <= index < span.end for span in dropped)]
-        shelf = library.in_use(before.standing, kept, [*context, *_attached(messages, parts)])
+    def arrange(cut: Cut) -> Draft:
+        kept = [messages[index] for index in history if not cut.drops(index)]
+        arriving = [*context, *_attached(messages, parts)]
+        shelf = library.in_use(before.standing, kept, arriving)
+        shelf = library.outlined(shelf, arriving, found.summaries) if cut.outlined else shelf
+        mine = list(slots)
+        shorten_slots(mine, request, cut.shortened, look)
         return layers.arrange(
-            slots, parts, library=shelf, lasting=True, context=context, dropped=dropped, l1=l1, values=values
+            mine, parts, library=shelf, lasting=True, context=context, cut=cut, summary=told, l1=l1, values=values
         )
 
     return arrange
@@ -138,6 +172,12 @@ def compact(
 
 def _attached(messages: Sequence[Message], parts: Shape) -> list[Item]:
     return [item for message in messages[parts.newest.start :] for item in library.items(message)]
+
+
+def latest_summary(request: Request, found: Past) -> Place:
+    """Return the place of the latest summary of this lineage that tells of nothing in the newest turn."""
+    before = found.places[request.parts.leading : request.parts.newest.start]
+    return next((place for place in reversed(before) if place in found.summaries), b"")
 
 
 def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: float) -> Epoch:
@@ -153,6 +193,9 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
         tools=found.tools,
         library=draft.library.items,
         dropped=tuple((found.places[span.start], found.places[span.end - 1]) for span in draft.dropped),
+        shortened=frozenset(found.places[index] for index in draft.cut.shortened),
+        packed=draft.cut.packed,
+        summary=latest_summary(request, found) if draft.dropped and not draft.cut.quiet else b"",
         rewritten=rewritten(request, draft),
     )
 
@@ -164,9 +207,14 @@ def rewritten(request: Request, draft: Draft) -> bool:
     )
 
 
-def _spans(epoch: Epoch, places: Sequence[Place]) -> tuple[Span, ...]:
-    at = {place: index for index, place in enumerate(places)}
-    return tuple(Span(at[first], at[last] + 1) for first, last in epoch.dropped if first in at and last in at)
+def _cut(epoch: Epoch, found: Past, parts: Shape) -> Cut:
+    """Return what the limit took when the epoch began; what it made of the turn's own context holds for that turn."""
+    at = {place: index for index, place in enumerate(found.places)}
+    return Cut(
+        dropped=tuple(Span(at[first], at[last] + 1) for first, last in epoch.dropped if first in at and last in at),
+        shortened=frozenset(at[place] for place in epoch.shortened if place in at),
+        packed=epoch.packed and at.get(epoch.place, -1) >= parts.newest.start,
+    )
 
 
 def _late(

@@ -67,7 +67,8 @@ BUILTIN = Tags.of()
 class Item:
     """One piece of context. `content` is the whole block, its tags included; `label` is how a reference names it.
 
-    A block that names itself is `named`; of two others nobody can say that one is a version of the other.
+    A block that names itself is `named`; of two others nobody can say that one is a version of the other. Where
+    `partial`, `content` is an outline or a part, and `sha256` still that of the whole.
     """
 
     tag: str
@@ -78,6 +79,7 @@ class Item:
     trusted: bool
     promotable: bool
     referable: bool
+    partial: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

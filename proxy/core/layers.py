@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.core import shorten
+from proxy.core.cut import WHOLE, Cut, left_out
 from proxy.core.items import Item
 from proxy.core.library import Library
 from proxy.core.message import Message, Text
@@ -84,12 +86,12 @@ class Draft:
     `forms` are the messages that are not taken from the request, before their change is made. `standing` are the items
     that stand in front of the newest turn. `inserted` is the text of a user message put in front, for what has no user
     message that could take it. `tools` is the array of tools where it stands in another order than sent.
-    `values` are the current values that are told; `l1` digests L1 where it is not as sent.
+    `values` are the current values that are told; `l1` digests L1 where it is not as sent; `cut` is what the limit
+    took.
     """
 
     leading: int
     newest: Span
-    dropped: tuple[Span, ...]
     forms: Mapping[int, bytes] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
     library: Library
@@ -101,10 +103,16 @@ class Draft:
     tools: bytes = b""
     values: Values = NO_VALUES
     l1: bytes = b""
+    cut: Cut = WHOLE
+
+    @property
+    def dropped(self) -> tuple[Span, ...]:
+        """The runs of messages that are not sent."""
+        return self.cut.dropped
 
     def keeps(self, index: int) -> bool:
         """Whether the message at this place is sent."""
-        return not any(span.start <= index < span.end for span in self.dropped)
+        return not self.cut.drops(index)
 
 
 @dataclass(slots=True)
@@ -118,6 +126,10 @@ class _Standing:
     referenced: list[Item] = field(default_factory=list)
 
     def place(self, item: Item, *, in_library: bool = False) -> None:
+        if item.partial:
+            # It does not stand: its outline does.
+            self.newest[item.key] = (b"", False)
+            return
         if not item.named:
             self.unnamed.setdefault((item.tag, item.label), set()).add(item.sha256)
         in_library = in_library or self.newest.get(item.key) == (item.sha256, True)
@@ -160,38 +172,39 @@ def arrange(
     library: Library = NO_LIBRARY,
     lasting: bool = False,
     context: Sequence[Item] = (),
-    dropped: tuple[Span, ...] = (),
+    cut: Cut = WHOLE,
+    summary: str = "",
     l1: L1 = AS_SENT,
     values: Values = NO_VALUES,
 ) -> Draft:
     """Arrange a prompt: L2 behind L1, references for repeats, context and current values before the user's words.
 
-    A message that is fixed holds its half of the library already; one that is not gets it again.
-    `lasting` is for what will be replayed: it refers to nothing that the client may yet take away.
+    A message that is fixed holds its half of the library already, and the line that says what was left out before it;
+    one that is not gets them again. `summary` stands in the place of what the cut drops. `lasting` is for what will be
+    replayed: it refers to nothing that the client may yet take away.
     """
     standing = _Standing()
-    draft = Draft(
-        leading=shape.leading, newest=shape.newest, dropped=dropped, library=library, values=values, l1=l1.digest
-    )
+    draft = Draft(leading=shape.leading, newest=shape.newest, cut=cut, library=library, values=values, l1=l1.digest)
     place = max((index for index in range(shape.leading) if slots[index].message.form != "none"), default=None)
     behind, head = _halves(library, place)
+    note = "" if cut.quiet else SEPARATOR.join(filter(None, [left_out(cut.dropped), summary if cut.dropped else ""]))
     changes = _lead(slots[: shape.leading], standing, l1, behind=behind, place=place)
     for item in library.items:
         standing.place(item, in_library=True)
     taken = _takes(slots[shape.newest.start].message) if shape.turns else False
-    brought, left = "", "" if taken else _bring(context, standing)
+    brought, left = "", "" if taken else _bring(context, standing, pack=cut.packed)
     before_newest: tuple[Item, ...] = ()
     for index in range(shape.leading, len(slots)):
         slot = slots[index]
         if index == shape.newest.start:
             before_newest = tuple(standing.items.values())
-            brought = _bring(context, standing) if taken else ""
+            brought = _bring(context, standing, pack=cut.packed) if taken else ""
         if not draft.keeps(index):
             continue
         if slot.message.role != "user" or (slot.fixed and index != shape.newest.start):
             _note(slot.message, standing)
-            # A frozen message holds the library's half that once stood at its head.
-            head = "" if _takes(slot.message) else head
+            # A frozen message holds what once stood at its head.
+            head, note = ("", "") if _takes(slot.message) else (head, note)
             continue
         doubted = lasting and not slot.message.freezes
         before = dict(standing.newest) if doubted else {}
@@ -200,12 +213,13 @@ def arrange(
         if doubted:
             standing.doubt(slot.message, before)
         takes = _takes(slot.message)
-        front = SEPARATOR.join(filter(None, [head if takes else "", brought if index == shape.newest.start else ""]))
+        here = brought if index == shape.newest.start else ""
+        front = SEPARATOR.join(filter(None, [*((head, note) if takes else ()), here]))
         if index == shape.newest.start:
             front, replaced = _tell(values.text, slot.message, front, replaced)
         if front or replaced:
             changes[index] = Change(before=front, replaced=replaced)
-        head = "" if takes else head
+        head, note = ("", "") if takes else (head, note)
     return dataclasses.replace(
         draft,
         forms={index: slot.raw for index, slot in enumerate(slots) if slot.raw is not None},
@@ -266,16 +280,16 @@ def _note(message: Message, standing: _Standing, replaced: Replaced = ()) -> Non
                 standing.place(block.item)
 
 
-def _bring(context: Sequence[Item], standing: _Standing) -> str:
+def _bring(context: Sequence[Item], standing: _Standing, *, pack: bool) -> str:
     """Render the request's own context: references to what stands before it, then what is new, each once."""
     items = tuple(dict.fromkeys(context))
     repeated = [item for item in items if standing.holds(item)]
     named = [standing.refer(item) for item in repeated]
     blocks = [_reference(named)] if named else []
-    for item in items:
-        if item not in repeated:
-            standing.place(item)
-            blocks.append(item.content)
+    fresh = tuple(item for item in items if item not in repeated)
+    for item in shorten.packed(fresh) if pack else fresh:
+        standing.place(item)
+        blocks.append(item.content)
     return SEPARATOR.join(blocks)
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.core import shorten
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.request import Request
@@ -110,6 +111,17 @@ class Recurring:
     brought: tuple[bytes, ...] = ()
     calm: int = 0
     learned: tuple[bytes, ...] = ()
+
+
+def outlined(shelf: Library, arriving: Iterable[Item], summaries: Mapping[bytes, str]) -> Library:
+    """Return a library of outlines, or summaries where there are; what comes with this turn stays whole."""
+    whole = {item.key for item in arriving}
+    return Library(
+        tuple(
+            item if item.key in whole else shorten.outlined(item, summaries.get(item.sha256, ""))
+            for item in shelf.items
+        )
+    )
 
 
 def without(shelf: Library, request: Request, dropped: Sequence[Span]) -> Library:

@@ -40,9 +40,10 @@ class Frozen:
 class Epoch:
     """A span of a lineage in which the prompt only grows at its end. `place` is where it began.
 
-    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own; `dropped` are
-    the runs of messages the limit cost, by their first and last place; `rewritten` says whether anything forwarded is
-    not the client's own.
+    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own. Of what the
+    limit cost, `dropped` are the runs of messages by their first and last place, `shortened` those that keep head and
+    tail, `packed` says whether its turn's own context is, and `summary` names the one that stands in the place of what
+    went. `rewritten` says whether anything forwarded is not the client's own.
     """
 
     place: Place
@@ -54,6 +55,9 @@ class Epoch:
     tools: bytes
     library: tuple[Item, ...] = ()
     dropped: tuple[tuple[Place, Place], ...] = ()
+    shortened: frozenset[Place] = frozenset()
+    packed: bool = False
+    summary: Place = b""
     rewritten: bool = False
 
 
@@ -69,12 +73,14 @@ class Link:
 class Recalled:
     """What memory holds of a conversation: epochs by where they began, and messages by epoch and place.
 
-    `links` are the client's own messages by place, where it is a windowed one.
+    `links` are the client's own messages by place, where it is a windowed one; `summaries` are texts by the place up to
+    which they tell, or by the digest of an item.
     """
 
     epochs: Mapping[Place, Epoch] = field(default_factory=dict)
     log: Mapping[tuple[Place, Place], tuple[Frozen, ...]] = field(default_factory=dict)
     links: Mapping[Place, Link] = field(default_factory=dict)
+    summaries: Mapping[bytes, str] = field(default_factory=dict)
     seen_at: float | None = None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from proxy.core import render, tokens
 from proxy.core.layers import Draft
+from proxy.core.library import items
 from proxy.core.message import Message
 from proxy.core.request import Request
 
@@ -73,6 +74,51 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
         sums.content["L1"] = hashlib.sha256(draft.l1)
     sums.weight["L5"] += tokens.PRIMING
     return sums.freeze()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What the limit took from the prompt that is sent: whole messages, and what messages and items were made smaller.
+
+    `shortened_tokens` are those of both.
+    """
+
+    dropped_messages: int = 0
+    dropped_tokens: int = 0
+    shortened_messages: int = 0
+    outlined_items: int = 0
+    shortened_tokens: int = 0
+
+
+NO_LOSSES = Losses()
+
+
+def losses(request: Request, draft: Draft, scale: Scale) -> Losses:
+    """Weigh what is not sent."""
+    cut, partial = draft.cut, [item for item in draft.library.items if item.partial]
+    if not (cut.dropped or cut.shortened or partial):
+        return NO_LOSSES
+    dropped = [index for span in cut.dropped for index in range(span.start, span.end)]
+    shortened = [index for index in cut.shortened if draft.keeps(index)]
+    whole = {item.key: item.content for message in request.messages for item in items(message)}
+    saved = sum(_whole(request, index, scale) - _sent(request, draft, index, scale) for index in shortened)
+    saved += sum(scale.text(whole[item.key]) - scale.text(item.content) for item in partial if item.key in whole)
+    return Losses(
+        dropped_messages=len(dropped),
+        dropped_tokens=sum(_whole(request, index, scale) for index in dropped),
+        shortened_messages=len(shortened),
+        outlined_items=len(partial),
+        shortened_tokens=max(0, saved),
+    )
+
+
+def _whole(request: Request, index: int, scale: Scale) -> int:
+    return scale.message(request.raw(index), request.messages[index].digest)
+
+
+def _sent(request: Request, draft: Draft, index: int, scale: Scale) -> int:
+    raw = render.sent(request, draft, index)
+    return scale.message(raw, hashlib.sha256(raw).digest())
 
 
 @dataclass(slots=True)

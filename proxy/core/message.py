@@ -98,11 +98,11 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
     """Read one raw message. Raises Odd when it is no message of the chat API."""
     try:
         wire = _wire.decode(raw)
-        form, texts, media = _texts(raw)
+        form, held_texts, media = texts(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, Odd) as error:
         raise Odd("odd_message") from error
     held = wire.role == "user" or wire.role in SYSTEM_ROLES
-    found = tuple(Text(start, end, text, find(text, tags, count) if held else ()) for start, end, text in texts)
+    found = tuple(Text(start, end, text, find(text, tags, count) if held else ()) for start, end, text in held_texts)
     calls = wire.tool_calls or []
     return Message(
         digest=hashlib.sha256(raw).digest(),
@@ -128,23 +128,27 @@ def said(role: str, texts: Sequence[str], calls: Sequence[tuple[str, str]] = ())
     return digest.digest()
 
 
-def _texts(raw: bytes) -> tuple[Form, list[tuple[int, int, str]], int]:
+def texts(raw: bytes) -> tuple[Form, list[tuple[int, int, str]], int]:
+    """Return a message's form, where its texts stand and what they say, and how many parts are no text.
+
+    Raises Odd, msgspec.DecodeError or msgspec.ValidationError.
+    """
     content = split(raw).get("content")
     first = raw[content.value : content.value + 1] if content else b""
     if content is None or first not in {b'"', b"["}:
         return "none", [], 0
     if first == b'"':
         return "string", [(content.value, content.end, _string.decode(raw[content.value : content.end]))], 0
-    texts, media = [], 0
+    found, media = [], 0
     for start, end in elements(raw, content.value, content.end):
         part = split(raw[start:end])
         text = part.get("text")
         if text is not None and raw[start + text.value : start + text.value + 1] == b'"':
             at, stop = start + text.value, start + text.end
-            texts.append((at, stop, _string.decode(raw[at:stop])))
+            found.append((at, stop, _string.decode(raw[at:stop])))
         else:
             media += 1
-    return "parts", texts, media
+    return "parts", found, media
 
 
 def _outside(text: Text) -> str:

@@ -87,7 +87,7 @@ _TABLE = (
     _open("kimi-k3", 1_048_576),
     _open("mistral-large", 262_144),
 )
-KNOWN: Mapping[str, Model] = {model.name: model for model in _TABLE}
+KNOWN: Mapping[str, Model] = {model.name: dataclasses.replace(model, media=media.of(model.name)) for model in _TABLE}
 _LONGEST_FIRST = sorted(KNOWN, key=len, reverse=True)
 # A model newer than this table whose family's tokenizer is known; its window is not.
 _FAMILIES = ("gpt-4o", "gpt-4.1", "gpt-5", "gpt-6", "o1", "o3", "o4", "chatgpt-4o")
@@ -99,5 +99,6 @@ def describe(model: str) -> Model:
     name = model.rpartition("/")[2].lower()
     for known in _LONGEST_FIRST:
         if name == known or name.startswith((f"{known}-", f"{known}@", f"{known}:")):
-            return dataclasses.replace(KNOWN[known], media=media.of(name))
+            found = KNOWN[known]
+            return found if name == known else dataclasses.replace(found, media=media.of(name))
     return Model(name=OTHER, exact=name.startswith(_FAMILIES), media=media.of(name))

@@ -23,10 +23,12 @@ from proxy.core import (
     values,
 )
 from proxy.core import epoch as epochs
+from proxy.core.cut import WHOLE, Cut
 from proxy.core.epoch import USUAL, Profile
 from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
+from proxy.core.items import Item
 from proxy.core.layers import AS_SENT, Draft, Slot, Values
 from proxy.core.library import Library, Recurring, Sent
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
@@ -35,7 +37,7 @@ from proxy.core.models import Model
 from proxy.core.request import Request
 from proxy.core.template import NOTHING_KNOWN, Formed, Known, Lesson, Standing
 from proxy.core.tools import Keys, Order, Toolset
-from proxy.core.turn import Shape, Span
+from proxy.core.turn import Shape
 from proxy.core.values import Current
 
 __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
@@ -206,14 +208,17 @@ def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False
     slots = [Slot(message) for message in job.request.messages]
     told = _told(job, job.current.unchanged(job.begun))
 
-    def arrange(dropped: tuple[Span, ...]) -> Draft:
+    def arrange(cut: Cut) -> Draft:
+        stands = library.without(shelf, job.request, cut.dropped) if sent and cut.dropped else shelf
+        mine = list(slots)
+        history.shorten_slots(mine, job.request, cut.shortened, job.look)
         return layers.arrange(
-            slots,
+            mine,
             job.parts,
-            library=library.without(shelf, job.request, dropped) if sent and dropped else shelf,
+            library=library.outlined(stands, _arriving(job), {}) if cut.outlined else stands,
             lasting=lasting,
             context=job.request.hints.context,
-            dropped=dropped,
+            cut=cut,
             l1=job.current.l1,
             values=told,
         )
@@ -228,7 +233,7 @@ def _eager(job: _Job, recalled: Recalled) -> Plan:
     sent = {index: job.look(frozen.raw) for index, frozen in found.items() if messages[index].role == "user"}
     shelf = library.left_out(messages, job.parts, sent)
     fitted = _fitted(job, _own(job, shelf))
-    if shelf and fitted.actions:
+    if shelf and set(fitted.actions) - {"library_outlined"}:
         # What the client itself did not send goes first.
         fitted = _fitted(job, _own(job))
         fitted = dataclasses.replace(fitted, actions=("library_left_out", *fitted.actions))
@@ -255,14 +260,18 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
         told = _told(job, {})
         fitted = _fitted(
             job,
-            lambda dropped: history.resume(
-                request, parts, found, job.look, l1=job.current.l1, values=told, dropped=dropped
-            ),
+            lambda cut: history.resume(request, parts, found, job.look, l1=job.current.l1, values=told, cut=cut),
         )
     else:
         told = _told(job, {})
-        fitted = _fitted(job, history.compact(request, parts, job.look, draft, l1=job.current.l1, values=told))
+        fitted = _fitted(job, history.compact(request, parts, found, job.look, draft, l1=job.current.l1, values=told))
     return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, reason))
+
+
+def _arriving(job: _Job) -> list[Item]:
+    """Return the items of the newest turn."""
+    newest = job.request.messages[job.parts.newest.start :]
+    return [*job.request.hints.context, *(item for message in newest for item in library.items(message))]
 
 
 def _begin(job: _Job, found: Past, fitted: Fitted, reason: Reason) -> Epoch:
@@ -317,7 +326,7 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
 
 def _fitted(job: _Job, arrange: Arrange) -> Fitted:
     """Arrange, and hold against the limit where the bytes do not prove that all fits."""
-    draft = arrange(())
+    draft = arrange(WHOLE)
     if job.limit is None or _surely_fits(job, draft):
         return Fitted(draft=draft)
     return guard.fit(
@@ -333,12 +342,13 @@ def _plan(
     epoch: Epoch | None = None,
     began: Epoch | None = None,
 ) -> Plan:
+    turns = len(set(fitted.draft.dropped) & set(job.parts.turns))
     return Plan(
         draft=fitted.draft,
         total=fitted.total,
         limit=job.limit.tokens if job.limit else None,
-        dropped_turns=fitted.dropped_turns,
-        dropped_exchanges=fitted.dropped_exchanges,
+        dropped_turns=turns,
+        dropped_exchanges=len(fitted.draft.dropped) - turns,
         actions=fitted.actions,
         places=places,
         epoch=began or epoch,

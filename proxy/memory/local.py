@@ -29,6 +29,7 @@ class _Conversation:
     epochs: dict[Place, Epoch] = field(default_factory=dict)
     log: dict[tuple[Place, Place], dict[bytes, Frozen]] = field(default_factory=dict)
     links: dict[Place, Link] = field(default_factory=dict)
+    summaries: dict[bytes, str] = field(default_factory=dict)
     seen_at: float | None = None
     view: View | None = None
     size: int = _OVERHEAD
@@ -66,6 +67,7 @@ class LocalStore(Store):
             epochs=dict(found.epochs),
             log={where: tuple(attempts.values()) for where, attempts in found.log.items()},
             links=dict(found.links),
+            summaries=dict(found.summaries),
             seen_at=found.seen_at,
         )
 
@@ -80,11 +82,14 @@ class LocalStore(Store):
                 for where, attempts in found.log.items()
             }
             found.links.clear()
-        if not (recalled.log or recalled.epochs or recalled.links) and self._find(conversation) is None:
+            found.summaries.clear()
+        held = recalled.log or recalled.epochs or recalled.links or recalled.summaries
+        if not held and self._find(conversation) is None:
             return NOTHING
         found = self._open(conversation, ttl_seconds)
         found.epochs |= recalled.epochs
         found.links = {**recalled.links, **found.links}
+        found.summaries = {**found.summaries, **recalled.summaries}
         found.seen_at = max(filter(None, (found.seen_at, recalled.seen_at)), default=None)
         for where, attempts in recalled.log.items():
             known = found.log.setdefault(where, {})
@@ -154,6 +159,17 @@ class LocalStore(Store):
         attempts = found.log.get((entry.epoch, entry.place), {})
         if (frozen := attempts.get(entry.attempt)) is not None:
             attempts[entry.attempt] = dataclasses.replace(frozen, replies=frozen.replies | set(replies))
+        self._resize(found)
+
+    @override
+    def summarised(self, conversation: str, key: bytes, text: str, *, ttl_seconds: int | None = None) -> Writing:
+        self.note_summary(conversation, key, text, ttl_seconds=ttl_seconds)
+        return DONE
+
+    def note_summary(self, conversation: str, key: bytes, text: str, *, ttl_seconds: int | None = None) -> None:
+        """As `summarised`, with nobody else to tell."""
+        found = self._open(conversation, ttl_seconds)
+        found.summaries.setdefault(key, text)
         self._resize(found)
 
     @override
@@ -271,6 +287,7 @@ class LocalStore(Store):
             + heads
             + sum(_OVERHEAD + len(link.raw) for link in found.links.values())
             + shelves
+            + sum(_OVERHEAD + len(text) for text in found.summaries.values())
             + view
         )
         self._size += size - found.size

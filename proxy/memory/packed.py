@@ -26,6 +26,8 @@ class _Item(msgspec.Struct, array_like=True):
     trusted: bool
     promotable: bool
     referable: bool
+    sha256: bytes
+    partial: bool
 
 
 class _Epoch(msgspec.Struct, array_like=True):
@@ -37,6 +39,9 @@ class _Epoch(msgspec.Struct, array_like=True):
     tools: bytes
     library: list[_Item]
     dropped: list[tuple[bytes, bytes]]
+    shortened: list[bytes]
+    packed: bool
+    summary: bytes
     rewritten: bool
 
 
@@ -60,16 +65,31 @@ def pack_link(link: Link) -> bytes:
 def pack_epoch(epoch: Epoch) -> bytes:
     """Return an epoch without the contents it names."""
     library = [
-        _Item(item.tag, item.label, item.named, item.sha256, item.trusted, item.promotable, item.referable)
+        _Item(
+            item.tag,
+            item.label,
+            item.named,
+            digest(item),
+            item.trusted,
+            item.promotable,
+            item.referable,
+            item.sha256,
+            item.partial,
+        )
         for item in epoch.library
     ]
     leading = [hashlib.sha256(raw).digest() for raw in epoch.leading]
     return msgspec.msgpack.encode(
         _Epoch(
             epoch.number, epoch.started, epoch.reason, leading, epoch.l1, epoch.tools, library, list(epoch.dropped),
-            epoch.rewritten,
+            sorted(epoch.shortened), epoch.packed, epoch.summary, epoch.rewritten,
         )
     )  # fmt: skip
+
+
+def digest(item: Item) -> bytes:
+    """Return the digest an item's content is stored under: of an outline its own."""
+    return hashlib.sha256(item.content.encode("utf-8", "surrogatepass")).digest() if item.partial else item.sha256
 
 
 def pack_view(view: View) -> bytes:
@@ -86,7 +106,7 @@ def decode_recall(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -
     for digest, content in zip(digests, contents, strict=True):
         if hashlib.sha256(content).hexdigest().encode() == digest:
             held[bytes.fromhex(digest.decode())] = content
-    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "l": [], "seen": []}
+    by_kind: dict[str, list[tuple[list[bytes], bytes]]] = {"m": [], "r": [], "e": [], "l": [], "s": [], "seen": []}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         kind, *rest = name.decode().split(":")
         by_kind.setdefault(kind, []).append(([bytes.fromhex(part) for part in rest], value))
@@ -108,7 +128,12 @@ def decode_recall(found: Sequence[Sequence[bytes]], known: dict[bytes, bytes]) -
         for (place,), packed in by_kind["l"]
         if packed[-_SHA256_BYTES:] in held
     }
-    return Recalled(epochs=epochs, log=log, links=links, seen_at=seen) if epochs or log or links else NOTHING
+    summaries = {
+        key: held[digest].decode("utf-8", "surrogatepass") for (key,), digest in by_kind["s"] if digest in held
+    }
+    if not (epochs or log or links or summaries):
+        return NOTHING
+    return Recalled(epochs=epochs, log=log, links=links, summaries=summaries, seen_at=seen)
 
 
 def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch | None:
@@ -128,6 +153,9 @@ def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch |
         tools=read.tools,
         library=tuple(_item(item, held[item.content].decode()) for item in read.library),
         dropped=tuple(read.dropped),
+        shortened=frozenset(read.shortened),
+        packed=read.packed,
+        summary=read.summary,
         rewritten=read.rewritten,
     )
 
@@ -148,8 +176,8 @@ def decode_view(packed: bytes, stats: Mapping[bytes, bytes]) -> View:
 
 def _item(item: _Item, content: str) -> Item:
     return Item(
-        tag=item.tag, label=item.label, named=item.named, sha256=item.content, content=content,
-        trusted=item.trusted, promotable=item.promotable, referable=item.referable,
+        tag=item.tag, label=item.label, named=item.named, sha256=item.sha256, content=content,
+        trusted=item.trusted, promotable=item.promotable, referable=item.referable, partial=item.partial,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ PROBE_SECONDS = 0.5
 _FAILURES = 3
 _FLUSH_SECONDS = 1.0
 _KEPT_SECONDS = 30 * 86_400
-ROOT = "strata:3"
+ROOT = "strata:4"
 _UNLINKED = ("log", "contents", "view", "stats")
 
 _RECALL = """
@@ -215,6 +215,21 @@ class RedisStore(Store):
             for reply in replies:
                 pipe.hset(_key(conversation, "log"), f"r:{_field(entry)}:{reply.hex()}", "")
             self._expire(pipe, conversation, ttl_seconds, "log")
+
+        await self._write("remember", write)
+
+    @override
+    def summarised(self, conversation: str, key: bytes, text: str, *, ttl_seconds: int | None = None) -> Writing:
+        self._copy.note_summary(conversation, key, text, ttl_seconds=ttl_seconds)
+        return self._summarised(conversation, key, text, ttl_seconds)
+
+    async def _summarised(self, conversation: str, key: bytes, text: str, ttl_seconds: int | None) -> None:
+        def write(pipe: Any) -> None:
+            raw = text.encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(raw)
+            pipe.hsetnx(_key(conversation, "log"), f"s:{key.hex()}", digest.digest())
+            pipe.hsetnx(_key(conversation, "contents"), digest.hexdigest(), raw)
+            self._expire(pipe, conversation, ttl_seconds, "log", "contents")
 
         await self._write("remember", write)
 
@@ -449,6 +464,7 @@ class RedisStore(Store):
         copy = self._copy.copy(conversation)
         raws = [frozen.raw for attempts in copy.log.values() for frozen in attempts]
         raws += [link.raw for link in copy.links.values()]
+        raws += [text.encode("utf-8", "surrogatepass") for text in copy.summaries.values()]
         for epoch in copy.epochs.values():
             raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
         return {hashlib.sha256(raw).digest(): raw for raw in raws}

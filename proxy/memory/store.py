@@ -148,6 +148,10 @@ class Store(Protocol):
         """Store digests of the answers to a message; known here at once."""
         ...
 
+    def summarised(self, conversation: str, key: bytes, text: str, *, ttl_seconds: int | None = None) -> Writing:
+        """Store a summary, by the place up to which it tells or its item's digest; known here at once."""
+        ...
+
     async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
         """Return the orders in which an owner's sets of tools were first seen; asks others only for a set new here."""
         ...

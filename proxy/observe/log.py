@@ -64,6 +64,8 @@ def line(record: Record) -> dict[str, object]:
             fields["layers"] = {layer.name: [layer.tokens, layer.sha256] for layer in each if layer.tokens}
         elif field.name == "usage" and record.usage is not None:
             fields |= {name: amount for name, amount in dataclasses.asdict(record.usage).items() if amount is not None}
+        elif field.name == "losses":
+            fields |= {name: amount for name, amount in dataclasses.asdict(record.losses).items() if amount}
         elif field.name.endswith("_seconds") and value is not None:
             fields[field.name] = round(value, 6)
         elif value not in (None, (), 0):

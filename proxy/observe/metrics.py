@@ -43,6 +43,9 @@ DOCUMENTED = {
     "strata_token_ratio": "The upstream's own tokens for each that Strata counts, as its usage has taught.",
     "strata_references_total": "Items sent as a reference instead of their content.",
     "strata_referenced_tokens_total": "Tokens of content that references stood for.",
+    "strata_summaries_total": "Summaries of conversations and items, by what became of them.",
+    "strata_dropped_tokens_total": "Tokens of history that the limit left out of what was forwarded.",
+    "strata_shortened_tokens_total": "Tokens by which the limit made messages and items shorter.",
     "strata_guard_actions_total": "What the budget guard did.",
     "strata_epochs_total": "Epochs of named conversations that began, by why.",
     "strata_bypass_total": "Chat requests forwarded as they came, by cause.",
@@ -98,6 +101,9 @@ class Metrics:
         self._missing = counter("strata_usage_missing_total", "tenant", "model")
         self._references = counter("strata_references_total", "tenant", "model")
         self._referenced = counter("strata_referenced_tokens_total", "tenant", "model")
+        self._summaries = counter("strata_summaries_total", "tenant", "outcome")
+        self._dropped = counter("strata_dropped_tokens_total", "tenant", "model")
+        self._shortened = counter("strata_shortened_tokens_total", "tenant", "model")
         self._actions = counter("strata_guard_actions_total", "tenant", "action")
         self._epochs = counter("strata_epochs_total", "tenant", "reason")
         self._bypass = counter("strata_bypass_total", "cause")
@@ -130,7 +136,7 @@ class Metrics:
             (self._input, (tenants, models, ("reported", "unreported"))),
             *((plain, (tenants, models)) for plain in
               (self._output, self._written, self._missing, self._references, self._referenced, self._cost,
-               self._saved, self._unpriced)),
+               self._saved, self._unpriced, self._dropped, self._shortened)),
         )  # fmt: skip
         for metric, labels in closed:
             for values in itertools.product(*labels):
@@ -146,6 +152,10 @@ class Metrics:
         if tenant != _ANYBODY:
             for kind, used in verdict.used.items():
                 self._bound(self._quota_used, tenant, kind).set(used / quotas.limits[kind])
+
+    def summary(self, tenant: str, outcome: str) -> None:
+        """Count a summary: `made`, `failed`, or `refused` by a quota."""
+        self._summaries.labels(tenant, outcome).inc()
 
     def token_ratio(self, model: str, ratio: float) -> None:
         """Tell what a model's tokens are to those counted."""
@@ -167,8 +177,6 @@ class Metrics:
             bound(self._bypass, record.cause).inc()
         if record.began is not None:
             bound(self._epochs, tenant, record.began).inc()
-        for action in record.actions:
-            bound(self._actions, tenant, action).inc()
         if record.layers is not None and record.outcome in _FORWARDED:
             for layer in record.layers.each:
                 if layer.tokens:
@@ -176,7 +184,17 @@ class Metrics:
         if record.references:
             bound(self._references, tenant, model).inc(record.references)
             bound(self._referenced, tenant, model).inc(record.referenced_tokens)
+        self._emit_guard(record)
         self._emit_usage(record)
+
+    def _emit_guard(self, record: Record) -> None:
+        bound, tenant, model = self._bound, record.tenant, record.model
+        for action in record.actions:
+            bound(self._actions, tenant, action).inc()
+        if record.losses.dropped_tokens:
+            bound(self._dropped, tenant, model).inc(record.losses.dropped_tokens)
+        if record.losses.shortened_tokens:
+            bound(self._shortened, tenant, model).inc(record.losses.shortened_tokens)
 
     def _emit_usage(self, record: Record) -> None:
         bound, tenant, model, usage = self._bound, record.tenant, record.model, record.usage

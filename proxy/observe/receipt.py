@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.core.measure import Layers
+from proxy.core.measure import Layers, Losses
 from proxy.core.plan import Plan
 from proxy.core.quota import Kind
 
@@ -20,6 +20,7 @@ def headers(
     conversation: str | None,
     plan: Plan | None,
     layers: Layers | None,
+    losses: Losses,
     cause: str | None,
     overhead_seconds: float,
     degraded: bool,
@@ -35,6 +36,9 @@ def headers(
     if layers is not None:
         shown = " ".join(f"{layer.name}={layer.tokens}:{layer.sha256}" for layer in layers.each if layer.tokens)
         told.append((b"x-strata-layers", shown))
+        if plan is not None and plan.limit is not None:
+            told.append((b"x-strata-budget", f"total={layers.total}; limit={plan.limit}"))
+    told += _lost(losses)
     if kept_messages:
         told.append((b"x-strata-kept-messages", str(kept_messages)))
     if plan is not None:
@@ -46,6 +50,16 @@ def headers(
         told.append((b"x-strata-warning", "; ".join(warnings)))
     told.append((b"server-timing", f"strata;dur={overhead_seconds * 1000:.2f}"))
     return [*((name, value.encode("latin-1", "replace")) for name, value in told), *allowance]
+
+
+def _lost(losses: Losses) -> list[tuple[bytes, str]]:
+    told = []
+    if losses.dropped_messages:
+        told.append((b"x-strata-dropped", f"messages={losses.dropped_messages}; tokens={losses.dropped_tokens}"))
+    if losses.shortened_messages or losses.outlined_items:
+        counts = f"messages={losses.shortened_messages}; items={losses.outlined_items}"
+        told.append((b"x-strata-shortened", f"{counts}; tokens={losses.shortened_tokens}"))
+    return told
 
 
 def _planned(plan: Plan) -> list[tuple[bytes, str]]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from proxy.core.guard import Action
 from proxy.core.lineage import Reason
-from proxy.core.measure import Layers
+from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.quota import Kind
 from proxy.core.usage import Usage
 
@@ -24,6 +24,7 @@ class Record:
     it would have held of the client's own bytes, in its tokens where it reports any; the uplift is their difference.
     `cost_usd` is what the answer cost, `as_sent_usd` what the client's own bytes would have cost, being
     `as_sent_input_tokens`; None where the price is unknown. The saving is their difference, and may be negative.
+    `losses` are what the limit took from what is sent, in this request or when its epoch began.
     `kept_messages` stand in front of what a windowed client sent; `current_values` are places of L1 whose values are
     told elsewhere, `lines_behind` its lines that stand behind what others share.
     `over_quota` is the quota it was over, where it was let through (`shadow`).
@@ -46,6 +47,7 @@ class Record:
     dropped_turns: int = 0
     dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
+    losses: Losses = NO_LOSSES
     kept_messages: int = 0
     current_values: int = 0
     lines_behind: int = 0

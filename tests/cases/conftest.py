@@ -1,6 +1,7 @@
 """A scripted upstream that records what it got, Strata in front of it, both on real sockets."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -107,6 +108,17 @@ CHAT_ANSWER = orjson.dumps(
         "usage": {"prompt_tokens": 40, "completion_tokens": 2, "total_tokens": 42},
     }
 )
+
+
+LEFT_OUT = re.compile(r"^\[\d+ earlier messages? of this conversation left out here\.\]\n\n")
+
+
+def untold(messages: list[Any]) -> list[Any]:
+    """Return messages without the line that says how many were left out before them."""
+    return [
+        {**message, "content": LEFT_OUT.sub("", message["content"])} if isinstance(message["content"], str) else message
+        for message in messages
+    ]
 
 
 def event(payload: object) -> bytes:

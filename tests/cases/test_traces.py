@@ -20,6 +20,7 @@ from tests.cases.conftest import (
     provider_tokens,
     result,
     system,
+    untold,
     user,
     without_usage_wish,
 )
@@ -203,7 +204,7 @@ async def replay(start: Start, provider: Provider, budget: int, size: int, lengt
             answer = await strata.post(body)
             forwarded = provider.bodies[-1]
             run.take(body, answer, forwarded, budget - RESERVE)
-            own = orjson.loads(forwarded)["messages"]
+            own = untold(orjson.loads(forwarded)["messages"])
             assert left_whole(messages, own)
     assert run.over > 100
     return run
@@ -243,7 +244,7 @@ async def test_a_long_run_of_one_turn_is_cut_between_exchanges(start: Start, pro
         answer = await strata.post(body)
         forwarded = provider.bodies[-1]
         run.take(body, answer, forwarded, budget - RESERVE)
-        own = orjson.loads(forwarded)["messages"]
+        own = untold(orjson.loads(forwarded)["messages"])
         assert own[:2] == messages[:2]
         last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
         assert own[-len(messages[last:]) :] == messages[last:]

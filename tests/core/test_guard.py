@@ -1,5 +1,6 @@
 """Fitting a prompt into its limit, with and without an epoch."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +9,18 @@ import pytest
 
 from proxy.core import guard
 from proxy.core.budget import Limit
+from proxy.core.cut import Cut
 from proxy.core.guard import ACTIONS, Fitted, OverBudget
+from proxy.core.history import shorten_slots
+from proxy.core.items import Tags
 from proxy.core.layers import Draft, Slot, arrange
 from proxy.core.request import Request
 from proxy.core.turn import Span, shape
-from proxy.memo import TokenScale
+from proxy.memo import Analyst, TokenScale
 
 Read = Callable[[object], Request]
 WORDS = "word " * 100
+LOOK = Analyst(Tags.of(), max_bytes=1_000_000).analyse
 
 
 def user(text: str = WORDS) -> dict[str, Any]:
@@ -55,9 +60,11 @@ def fit(
     parts = shape(request.messages)
     asked: list[tuple[Span, ...]] = []
 
-    def draft(dropped: tuple[Span, ...]) -> Draft:
-        asked.append(dropped)
-        return arrange([Slot(message) for message in request.messages], parts, dropped=dropped)
+    def draft(cut: Cut) -> Draft:
+        asked.append(cut.dropped)
+        slots = [Slot(message) for message in request.messages]
+        shorten_slots(slots, request, cut.shortened, LOOK)
+        return arrange(slots, parts, cut=cut)
 
     limit = Limit(tokens=tokens, base=tokens, own=own)
     return guard.fit(request, parts, draft, limit=limit, over_budget=over, scale=scale), asked
@@ -192,3 +199,79 @@ def test_signed_reasoning_loses_whole_turns_only(talk: Callable[[], Any]) -> Non
         assert users == frozen[-len(users) :]
     assert len(users) < 12
     assert {made.began for made in named.plans} == {"first", None, "limit"}
+
+
+OUTPUT = "\n".join(f"{number}: found in the file" for number in range(900))
+
+
+def worker(steps: int, output: str = OUTPUT) -> list[dict[str, Any]]:
+    """An agent's turn whose tools say much."""
+    talk = [user("Go.")]
+    for step in range(steps):
+        talk += [assistant("", f"{step}"), result(f"{step}", output)]
+    return [*talk, assistant("Done.")]
+
+
+def test_old_tool_outputs_keep_head_and_tail_before_any_turn_goes(read: Read, scale: TokenScale) -> None:
+    """In the front of the history; the newer ones stay whole."""
+    talk = [*(message for _ in range(8) for message in worker(1)), user("Now?")]
+    found, _ = fit(talk, read, scale, tokens=45_000)
+    assert found.actions == ("outputs_shortened",)
+    assert found.total is not None
+    assert found.total <= 45_000
+    cut = found.draft.cut
+    assert not cut.dropped
+    outputs = [index for index, message in enumerate(talk) if message["role"] == "tool"]
+    assert sorted(cut.shortened) == outputs[: len(cut.shortened)]
+    assert 0 < len(cut.shortened) < 8
+
+
+def test_an_agents_long_turn_shortens_its_old_outputs_first(read: Read, scale: TokenScale) -> None:
+    """Then drops its oldest exchanges; the last one stands whole."""
+    found, _ = fit(worker(30)[:-1], read, scale, tokens=30_000)
+    assert found.actions == ("outputs_shortened", "exchanges_dropped")
+    assert found.total is not None
+    assert found.total <= 30_000
+    assert max(found.draft.cut.shortened) < 59
+    assert found.draft.keeps(60)
+
+
+def test_long_replies_keep_head_and_tail_where_turns_must_go(read: Read, scale: TokenScale) -> None:
+    """So that fewer do; where outputs are enough they stay whole."""
+    prose = "A sentence that somebody wrote. " * 600
+    talk = [message for turn in range(12) for message in (user(f"{turn}?"), assistant(prose))]
+    found, _ = fit([*talk, user("Now?")], read, scale, tokens=20_000)
+    assert "replies_shortened" in found.actions
+    assert found.total is not None
+    assert found.total <= 20_000
+    assert found.dropped_turns < 5
+    assert all(talk[index]["role"] == "assistant" for index in found.draft.cut.shortened)
+
+
+def test_signed_reasoning_is_behind_nothing_that_was_made_smaller(read: Read, scale: TokenScale) -> None:
+    """Whole turns go, and no line says so in front of it."""
+    signed = [user("And?"), assistant("", "z", reasoning_details=[1]), result("z")]
+    talk = [*(message for _ in range(6) for message in worker(1)), *signed]
+    found, _ = fit(talk, read, scale, tokens=20_000)
+    assert found.actions == ("turns_dropped",)
+    assert not found.draft.cut.shortened
+    assert not any(change.before for change in found.draft.changes.values())
+
+
+@pytest.mark.parametrize("tokens", range(28_000, 68_000, 4_000))
+def test_the_cut_is_the_same_while_the_conversation_grows_within_a_step(
+    tokens: int, read: Read, scale: TokenScale
+) -> None:
+    """Of 40 turns with long outputs at least seven of ten keep the cut of the turn before."""
+    talk: list[dict[str, Any]] = []
+    cuts: list[Cut] = []
+    for turn in range(60):
+        talk += [user(f"{turn} " + "word " * 40), assistant("", f"c{turn}"), result(f"c{turn}", OUTPUT[:7_000])]
+        talk.append(assistant("word " * 60))
+        found, _ = fit([*talk, user("And?")], read, scale, tokens=tokens)
+        assert found.total is not None
+        assert found.total <= tokens
+        if found.actions:
+            cuts.append(found.draft.cut)
+    same = sum(one == other for one, other in itertools.pairwise(cuts))
+    assert same >= 0.7 * (len(cuts) - 1)

@@ -1,5 +1,6 @@
 """Request and memory → Plan: the guard and its reasons."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_observe_changes_nothing(make: Make, forward: Forward) -> None:
     assert sent == chat([*talk[:-1], user(f'<document id="a.md">\nx\n</document>\n\n{note}\nNow?')])
 
 
+LEFT_OUT = re.compile(r"\[(\d+) earlier messages? of this conversation left out here\.\]\n\n")
+
+
+def told(sent: list[dict[str, Any]]) -> list[int]:
+    """Return how many messages a prompt says were left out, each time it does."""
+    return [int(count) for message in sent for count in LEFT_OUT.findall(message["content"] or "")]
+
+
+def untold(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a prompt without the line that says so."""
+    return [{**message, "content": message["content"] and LEFT_OUT.sub("", message["content"])} for message in sent]
+
+
 def test_oldest_turns_go_first(make: Make, forward: Forward) -> None:
     """Whole turns from the start; L1 and the newest user message stay."""
     body = chat(history(20))
@@ -93,7 +107,8 @@ def test_oldest_turns_go_first(make: Make, forward: Forward) -> None:
     assert made.total is not None
     assert fits(made)
     sent = orjson.loads(forward(body, budget=4_096 + 8_000))["messages"]
-    assert sent == [SYSTEM, *history(20)[1 + 2 * made.dropped_turns :]]
+    assert untold(sent) == [SYSTEM, *history(20)[1 + 2 * made.dropped_turns :]]
+    assert told(sent) == [2 * made.dropped_turns]
 
 
 def test_oldest_exchanges_of_a_long_turn_go(make: Make, forward: Forward) -> None:
@@ -103,7 +118,8 @@ def test_oldest_exchanges_of_a_long_turn_go(make: Make, forward: Forward) -> Non
     assert made.actions == ("exchanges_dropped",)
     assert fits(made)
     sent = orjson.loads(forward(body, budget=4_096 + 4_000))["messages"]
-    assert sent == [*agent(20)[:2], *agent(20)[2 + 3 * made.dropped_exchanges :]]
+    assert untold(sent) == [*agent(20)[:2], *agent(20)[2 + 3 * made.dropped_exchanges :]]
+    assert told(sent) == [3 * made.dropped_exchanges]
 
 
 def test_turns_go_before_exchanges(make: Make) -> None:
@@ -183,7 +199,8 @@ def test_the_last_user_message_alone_may_be_cut_to(make: Make, forward: Forward)
     body = chat([*history(3)[:-1], user("word " * 2_000)])
     _, made = make(body, budget=4_096 + 2_100)
     assert (made.dropped_turns, fits(made)) == (3, True)
-    assert orjson.loads(forward(body, budget=4_096 + 2_100))["messages"] == [SYSTEM, user("word " * 2_000)]
+    sent = orjson.loads(forward(body, budget=4_096 + 2_100))["messages"]
+    assert untold(sent) == [SYSTEM, user("word " * 2_000)]
 
 
 def test_a_cut_after_a_greeting_begins_with_a_user_message(forward: Forward) -> None:
@@ -228,8 +245,9 @@ def test_the_library_goes_before_history(talk: Callable[[], Any], make: Make) ->
     named.say(chat([SYSTEM, user(f"{note}\nOne?")]), "ok", promotion="eager")
     body = chat([SYSTEM, user("One?"), assistant("ok"), user("Two?")])
     assert b"context_library" in named.say(body, promotion="eager")
-    assert b"context_library" not in named.say(body, promotion="eager", budget=4_096 + 250)
-    _, made = make(body, named.recalled, named=True, promotion="eager", budget=4_096 + 250)
+    assert b"<prior_context" in named.say(body, promotion="eager", budget=4_096 + 250)
+    assert b"context_library" not in named.say(body, promotion="eager", budget=4_096 + 100)
+    _, made = make(body, named.recalled, named=True, promotion="eager", budget=4_096 + 100)
     assert (made.actions, made.dropped_turns, fits(made)) == (("library_left_out",), 0, True)
     assert not made.draft.library
 

@@ -415,10 +415,12 @@ async def test_over_budget_is_cut_or_refused() -> None:
         assert answer.status_code == 200
         dropped = int(answer.headers["x-strata-dropped-turns"])
         assert dropped > 0
-        assert (
-            orjson.loads(rig.last.body)["messages"]
-            == [*messages, {"role": "user", "content": "and now?"}][2 * dropped :]
-        )
+        first, *others = orjson.loads(rig.last.body)["messages"]
+        whole = [*messages, {"role": "user", "content": "and now?"}][2 * dropped :]
+        told = f"[{2 * dropped} earlier messages of this conversation left out here.]\n\n"
+        assert [first["content"], *others] == [told + whole[0]["content"], *whole[1:]]
+        assert answer.headers["x-strata-dropped"].startswith(f"messages={2 * dropped}; tokens=")
+        assert answer.headers["x-strata-budget"].endswith("; limit=5900")
         answer = await rig.proxy.post(chat_body(words * 40))
         assert answer.status_code == 400
         openai_shape(answer, "context_length_exceeded")

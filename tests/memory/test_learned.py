@@ -166,9 +166,9 @@ async def test_what_an_owner_teaches_redis_is_bounded(redis_url: str, raw: Any, 
     for number in range(600):
         item = number.to_bytes(8, "big")
         await one.learn("t", b"p", Standing(), Lesson(float(number), Template(id=item, count=1, lines=()), (item,)))
-    assert raw.hlen("strata:3:lines:{t}:templates") <= MOST_TEMPLATES
-    assert raw.hlen("strata:3:lines:{t}:recurring") <= MOST_RECURRING
-    assert raw.hlen("strata:3:lines:{t}:at:70") == 1
+    assert raw.hlen("strata:4:lines:{t}:templates") <= MOST_TEMPLATES
+    assert raw.hlen("strata:4:lines:{t}:recurring") <= MOST_RECURRING
+    assert raw.hlen("strata:4:lines:{t}:at:70") == 1
     await one.close()
 
 

@@ -174,7 +174,7 @@ async def test_no_stored_key_names_anybody(redis_url: str, raw: Any, connect: Co
         await store.seen(conversation, VIEW, Tally(prompt_tokens=1))
         store.count(owner, Tally(prompt_tokens=1, cached_tokens=1))
     await store.secret()
-    await until(lambda: len(raw.keys("strata:3:tenant:*")) == 2)
+    await until(lambda: len(raw.keys("strata:4:tenant:*")) == 2)
     names = b" ".join([*raw.keys("*"), *(field for key in raw.keys("*:log") for field in raw.hkeys(key))])
     assert len(raw.keys("*")) == 11
     for word in (b"sk-", b"secret-", b"acme", b"chat", b"ann", b"example", b"Bearer"):
@@ -188,10 +188,10 @@ async def test_counts_of_a_second_are_written_together(redis_url: str, raw: Any,
     for _ in range(5):
         one.count("p", Tally(prompt_tokens=10, cached_tokens=2))
         two.count("p", Tally(prompt_tokens=1))
-    await until(lambda: raw.hget("strata:3:tenant:p", "requests") == b"10")
-    assert raw.hgetall("strata:3:tenant:p") == {b"requests": b"10", b"prompt_tokens": b"55", b"cached_tokens": b"10"}
+    await until(lambda: raw.hget("strata:4:tenant:p", "requests") == b"10")
+    assert raw.hgetall("strata:4:tenant:p") == {b"requests": b"10", b"prompt_tokens": b"55", b"cached_tokens": b"10"}
     one.count("p", Tally())
-    await until(lambda: raw.hget("strata:3:tenant:p", "requests") == b"11")
+    await until(lambda: raw.hget("strata:4:tenant:p", "requests") == b"11")
     await one.close()
     await two.close()
 
@@ -378,7 +378,7 @@ async def test_a_deleted_conversation_is_gone_from_every_copy(
     await two.close()
 
 
-LOG, CONTENTS = "strata:3:{c}:log", "strata:3:{c}:contents"
+LOG, CONTENTS = "strata:4:{c}:log", "strata:4:{c}:contents"
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ async def test_a_redis_that_evicted_one_key(
     """What is left is no half of a conversation: who has no copy knows nothing."""
     one, two = connect(redis_url), connect(redis_url)
     await one.remember("c", [entry("k", "a")], epoch("p", "a"))
-    raw.delete(f"strata:3:{{c}}:{part}")
+    raw.delete(f"strata:4:{{c}}:{part}")
     answer = await two.recall("c")
     assert (dict(answer.recalled.log), dict(answer.recalled.epochs), answer.degraded) == ({}, {}, False)
     await one.close()
@@ -502,7 +502,7 @@ async def test_a_key_of_the_wrong_type(kind: str, redis_url: str, raw: Any, conn
     """Whoever wrote it there, no request fails for it."""
     store = connect(redis_url)
     for part in ("log", "contents", "view", "stats"):
-        getattr(raw, kind)(f"strata:3:{{c}}:{part}", "x")
+        getattr(raw, kind)(f"strata:4:{{c}}:{part}", "x")
     assert (await keys(store))[1] is True
     async with asyncio.timeout(HANG):
         await store.remember("c", [entry("k", "a")], None)
@@ -529,9 +529,9 @@ async def test_a_redis_that_lies_about_a_view(
     store = connect(redis_url)
     await store.seen("c", VIEW, Tally(prompt_tokens=1))
     if view is not None:
-        raw.set("strata:3:{c}:view", view)
+        raw.set("strata:4:{c}:view", view)
     if stats:
-        raw.hset("strata:3:{c}:stats", mapping=stats)
+        raw.hset("strata:4:{c}:stats", mapping=stats)
     found = await store.view("c")
     assert found is None or found.turns == 1
     await store.close()
