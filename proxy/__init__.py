@@ -14,7 +14,7 @@ Everything that is no chat goes through `passthrough`; the proxy's own routes ar
 Who may import whom, outermost first (import-linter holds it):
 
     cli · demo · server · app          start and stop; the only builder of parts
-    pipeline | passthrough | admin     one request each
+    pipeline | passthrough | admin | live   one request each; the live page
     forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx

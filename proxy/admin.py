@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Callable
 
 import msgspec
+import orjson
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from proxy.downstream import JSON, error_body
 from proxy.errors import NO_MEMORY, NOT_FOUND, UNKNOWN_KEY, Fault, StrataError
 from proxy.memory.store import Keys, Store, Unavailable
+from proxy.observe import log
+from proxy.observe.journal import Journal
 from proxy.observe.metrics import Metrics
 from proxy.tenants import Tenants
 
@@ -20,13 +24,27 @@ class Admin:
     """Handlers as Starlette wants them."""
 
     def __init__(
-        self, *, tenants: Tenants, store: Store, keys: Callable[[], Keys], metrics: Metrics, token: str | None
+        self,
+        *,
+        tenants: Tenants,
+        store: Store,
+        keys: Callable[[], Keys],
+        metrics: Metrics,
+        journal: Journal,
+        token: str | None,
+        debug: bool,
     ) -> None:
         self._tenants = tenants
         self._store = store
         self._keys = keys
         self._metrics = metrics
+        self._journal = journal
         self._token = token
+        self._debug = debug
+
+    def may(self, request: Request) -> bool:
+        """Whether a request bears the admin token, or none is set."""
+        return self._token is None or _bears(request, self._token)
 
     async def livez(self, _: Request) -> Response:
         """Answer while the process runs."""
@@ -39,7 +57,7 @@ class Admin:
 
     async def metrics(self, request: Request) -> Response:
         """Expose Prometheus's text, behind the admin token when one is set."""
-        if self._token is not None and not _bears(request, self._token):
+        if not self.may(request):
             return PlainTextResponse(
                 "401: /metrics needs the admin token: Authorization: Bearer <STRATA_ADMIN_TOKEN>\n",
                 status_code=401,
@@ -47,6 +65,23 @@ class Admin:
             )
         body, kind = self._metrics.expose(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
+
+    async def request(self, request: Request) -> Response:
+        """Tell what is known of one request, to the key that made it or the admin: `GET /strata/requests/{id}`."""
+        found = self._journal.find(request.path_params["id"])
+        if found is not None and not (self._token is not None and _bears(request, self._token)):
+            try:
+                tenant = self._tenants.resolve(dict(request.headers), request.url.query)
+            except StrataError as error:
+                return _error(UNKNOWN_KEY, error.message)
+            found = found if tenant.owner == found.owner else None
+        if found is None:
+            why = f"No request {request.path_params['id'][:64]!r} of this key is known to this process."
+            return _error(NOT_FOUND, why)
+        told = {"object": "request", **log.line(found)}
+        if self._debug and found.divergence is not None:
+            told["excerpts"] = {"was": redacted(found.divergence.was), "now": redacted(found.divergence.now)}
+        return Response(orjson.dumps(told, default=str), media_type=JSON.decode())
 
     async def conversation(self, request: Request) -> Response:
         """Show or delete a named conversation: `GET` or `DELETE /strata/conversations/{id}?user=…`."""
@@ -86,6 +121,14 @@ class Admin:
 def _bears(request: Request, token: str) -> bool:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+_SECRET = re.compile(r"\b(?:sk|pk|ghp|xox[a-z]|key|token)[-_][\w-]{6,}|[\w.+-]+@[\w-]+\.\w+|\b\d{9,}\b")
+
+
+def redacted(text: str) -> str:
+    """Return an excerpt without what looks like a key, an address or an account's number."""
+    return _SECRET.sub("•••", text)
 
 
 def _missing(name: str) -> Response:

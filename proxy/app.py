@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -19,7 +19,10 @@ from proxy.admin import Admin
 from proxy.background import Background
 from proxy.core.items import Tags
 from proxy.core.price import Rates
+from proxy.core.quota import Quotas, Verdict
 from proxy.environment import SettingsError, load
+from proxy.live.board import Board
+from proxy.live.routes import Live
 from proxy.memo import Analyst, count
 from proxy.memory.calibrations import Calibrations
 from proxy.memory.local import LocalStore
@@ -27,8 +30,10 @@ from proxy.memory.quotas import LocalCounting, RedisCounting
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Keys, Store
 from proxy.meter import Meter
+from proxy.observe.journal import Journal
 from proxy.observe.log import Log
 from proxy.observe.metrics import Metrics
+from proxy.observe.warnings import Warnings
 from proxy.passthrough import Passthrough
 from proxy.pipeline import Pipeline
 from proxy.prices import Prices
@@ -52,6 +57,8 @@ class Services:
         self.metrics = Metrics(self.tenants.names)
         self.log = Log(settings.log_level, later=lambda flush: loop.call_later(0.05, flush))
         self.background = Background(self._failed)
+        self.journal = Journal()
+        self.board = Board(lambda: self.tenants.names, now=time.time)
         self.clients = Clients(
             timeouts=Timeouts(
                 connect=settings.connect_timeout_seconds,
@@ -64,12 +71,12 @@ class Services:
         self._keys = Keys(self._given or secrets.token_bytes(32))
         self.store = self._store(settings)
         self.prices = Prices(_prices(settings))
-        self._settings = settings
+        self._settings = self._begun_with = settings
         self.meter = Meter(
             RedisCounting(self.store) if isinstance(self.store, RedisStore) else LocalCounting(),
-            owner=lambda tenant: self.keys().partition(tenant.owner),
+            owner=lambda tenant: self.keys().partition(tenant.quota_owner),
             closed=lambda: self._settings.quota_without_redis == "closed",
-            told=self.metrics.quota,
+            told=self._quota,
             background=self.background,
         )
         calibrations = Calibrations(
@@ -96,15 +103,25 @@ class Services:
             keys=self.keys,
             analyst=Analyst(Tags.of(settings.context_tags), max_bytes=settings.memory_bytes // 4),
             background=self.background,
-            sinks=(self.metrics.emit, self.log.emit),
+            sinks=(self.metrics.emit, self.log.emit, self.journal.emit, self.board.emit, Warnings(self.log.say).emit),
             streams=self.metrics.live_streams.inc,
             memo_bytes=settings.memory_bytes // 4,
+            trace_bytes=settings.memory_bytes // 8,
         )
         self.passthrough = Passthrough(
             settings=settings, tenants=self.tenants, clients=self.clients, meter=self.meter, prices=self.prices
         )
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        self.admin = Admin(tenants=self.tenants, store=self.store, keys=self.keys, metrics=self.metrics, token=token)
+        self.admin = Admin(
+            tenants=self.tenants,
+            store=self.store,
+            keys=self.keys,
+            metrics=self.metrics,
+            journal=self.journal,
+            token=token,
+            debug=settings.debug,
+        )
+        self.live = Live(self.board, may=self.admin.may)
 
     def reload(self) -> None:
         """Read the settings again: tenants, quotas and all that is looked up by request change; streams go on."""
@@ -113,7 +130,11 @@ class Services:
         except SettingsError as error:
             self.log.say("error", "reload_failed", at=time.time(), error=str(error))
             return
-        fixed = [name for name in _FIXED if getattr(settings, name) != getattr(self._settings, name)]
+        if self.tenants.names and not settings.tenants:
+            why = "no tenants are left: anybody's key would be taken; restart to open the proxy"
+            self.log.say("error", "reload_failed", at=time.time(), error=why)
+            return
+        fixed = [name for name in _FIXED if getattr(settings, name) != getattr(self._begun_with, name)]
         self._settings = settings
         self.tenants.take(settings)
         self.pipeline.take(settings)
@@ -122,6 +143,10 @@ class Services:
         self.background.start(asyncio.to_thread(self.prices.load, self.tenants.upstreams))
         needs = [PREFIX + name.upper() for name in fixed]
         self.log.say("warning" if needs else "info", "reloaded", at=time.time(), needs_a_restart=needs)
+
+    def _quota(self, tenant: str, quotas: Quotas, verdict: Verdict | None) -> None:
+        self.metrics.quota(tenant, quotas, verdict)
+        self.board.quota(tenant, quotas, verdict)
 
     def keys(self) -> Keys:
         """Return the keys in force; they change once, when Redis tells the secret all replicas share."""
@@ -178,7 +203,7 @@ class Services:
 _FIXED = (
     "host", "port", "workers", "redis_url", "secret", "memory_bytes", "context_tags", "connect_timeout_seconds",
     "first_byte_timeout_seconds", "idle_timeout_seconds", "shutdown_seconds", "log_level", "admin_token",
-    "upstream_proxy", "env_file",
+    "upstream_proxy", "env_file", "debug",
 )  # fmt: skip
 """Settings that a running process cannot change."""
 
@@ -211,7 +236,7 @@ class Strata:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request, or the lifespan."""
-        if scope["type"] != "http" or scope["path"].startswith(_OWN):
+        if scope["type"] != "http" or scope["path"].startswith(_OWN) or scope["path"] == "/strata":
             await self.own(scope, receive, send)
         elif scope["method"] == "POST" and is_chat(normal(scope["raw_path"])):
             await self.services.pipeline.handle(scope, receive, send)
@@ -233,7 +258,7 @@ def create(settings: Settings) -> Strata:
     @contextlib.asynccontextmanager
     async def lifespan(own: Starlette) -> AsyncIterator[None]:
         services = own.state.services = Services(settings)
-        own.router.routes += _routes(services.admin)
+        own.router.routes += _routes(services.admin, services.pipeline, services.live)
         await services.start()
         hear = getattr(signal, "SIGHUP", None)
         if hear is not None and threading.current_thread() is threading.main_thread():
@@ -249,10 +274,25 @@ def create(settings: Settings) -> Strata:
     return Strata(Starlette(lifespan=lifespan))
 
 
-def _routes(admin: Admin) -> list[Route]:
+class _Raw:
+    """An ASGI handler as a route's endpoint."""
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handle(scope, receive, send)
+
+
+def _routes(admin: Admin, pipeline: Pipeline, live: Live) -> list[Route]:
     return [
         Route("/livez", admin.livez),
         Route("/readyz", admin.readyz),
         Route("/metrics", admin.metrics),
+        Route("/strata/", live.page),
+        Route("/strata/state", live.state),
+        Route("/strata/events", live.events),
+        Route("/strata/requests/{id}", admin.request),
+        Route("/strata/explain", _Raw(pipeline.explain), methods=["POST"]),
         Route("/strata/conversations/{id:path}", admin.conversation, methods=["GET", "DELETE"]),
     ]

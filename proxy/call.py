@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from proxy.core.cause import Tokens, attribute
 from proxy.core.conversation import Name
+from proxy.core.divergence import Break, Trace
 from proxy.core.lineage import NOTHING, Place, Recalled
 from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.models import Model, describe
@@ -51,6 +53,10 @@ class Call:
     layers: Layers | None = None
     referenced_tokens: int = 0
     losses: Losses = NO_LOSSES
+    trace: Trace | None = None
+    before: Trace | None = None
+    divergence: Break | None = None
+    lineage: tuple[bytes, ...] = ()
     kept_messages: int = 0
     steps: tuple[Step, ...] = ()
     predicted_tokens: int | None = None
@@ -77,10 +83,10 @@ class Call:
         return (self.forwarded or now) - self.started
 
     @property
-    def over_quota(self) -> Kind | None:
-        """The quota this request is over, where it was let through all the same."""
+    def over_quota(self) -> tuple[Kind, ...]:
+        """The quotas this request is over, where it was let through all the same."""
         verdict = self.reservation.verdict if self.reservation else None
-        return verdict.over if verdict else None
+        return verdict.over if verdict else ()
 
     def used(self) -> tuple[int, int]:
         """Return the tokens and the money, in billionths, to be settled: what was reported, else an estimate."""
@@ -130,6 +136,22 @@ class Call:
         own = Amount(input=total, cached_read=cached, cached_write=total - cached if written else 0, output=output)
         return cost(self.price, paid), cost(self.price, own)
 
+    def _causes(self) -> Tokens:
+        """Say why what was not read from the prompt cache was not."""
+        usage, policy = self.told.usage, self.policy
+        if usage is None or self.trace is None or policy is None:
+            return {}
+        return attribute(
+            total=usage.input_tokens,
+            cached=usage.cache_read_tokens,
+            counted=self.trace.tokens,
+            before=self.before,
+            found=self.divergence,
+            idle_seconds=self.at - self.before.at if self.before else None,
+            profile=policy.profile,
+            predicted=self.predicted_tokens,
+        )
+
     def record(self, now: float) -> Record:
         """Freeze what is known."""
         plan, told = self.plan, self.told
@@ -151,6 +173,10 @@ class Call:
             dropped_exchanges=plan.dropped_exchanges if plan else 0,
             actions=plan.actions if plan else (),
             losses=self.losses,
+            divergence=self.divergence,
+            causes=self._causes(),
+            lineage=self.conversation or (self.lineage[-1].hex() if self.lineage else self.request_id),
+            owner=self.tenant.owner,
             kept_messages=self.kept_messages,
             current_values=len(plan.current.slots) if plan else 0,
             lines_behind=plan.formed.count("behind") if plan and plan.formed else 0,

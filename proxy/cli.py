@@ -1,10 +1,11 @@
-"""The command line: `strata serve`, `strata demo`, `strata config`."""
+"""The command line: `strata serve`, `strata demo`, `strata explain`, `strata config`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
+from typing import BinaryIO
 
 import click
 from rich.console import Console
@@ -55,6 +56,27 @@ def demo(*, keep: bool) -> None:
         sys.exit(2)
     with contextlib.suppress(KeyboardInterrupt):
         show.demo(Console(), keep=threading.Event().wait if keep else None)
+
+
+@main.command(name="explain")
+@click.argument("file", type=click.File("rb"))
+@click.option("--url", help="A running proxy; without one this process plans with the settings in force.")
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /strata/explain as it is.")
+def explain_(file: BinaryIO, url: str | None, headers: tuple[str, ...], *, as_json: bool) -> None:
+    """Say what would be done with the chat request in FILE (`-` for standard input), and why."""
+    from proxy import explaining  # noqa: PLC0415 -- brings the whole application
+
+    given = dict(header.partition(":")[::2] for header in headers)
+    try:
+        told = explaining.ask(file.read(), given, url=url, settings=None if url else _load({}))
+    except explaining.Refused as error:
+        click.echo(f"strata: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(told)
+    else:
+        explaining.show(Console(width=None if sys.stdout.isatty() else 120), told)
 
 
 @main.command(name="config")

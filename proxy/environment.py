@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
@@ -101,6 +101,10 @@ def _read(given: Mapping[str, str]) -> Settings:
 
 
 def _ours(environment: Mapping[str, str]) -> dict[str, str]:
+    for name, value in environment.items():
+        if not value.strip() and re.fullmatch(PREFIX + _NESTED + r".+__(KEYS|MODELS)", name.upper()):
+            # A variable that was not set where this one was made of it: the opposite of what is meant.
+            raise SettingsError(f"{name.upper()} is empty; leave it out, or name at least one")
     return {
         name.upper(): value
         for name, value in environment.items()
@@ -121,10 +125,18 @@ def _given(given_by: Mapping[str, str] | None) -> dict[str, str]:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{_FILE} is {name!r}: {error}") from error
+    read: dict[str, str] = {}
     # As written: a key may hold a dollar sign.
-    read = {key: value for key, value in dotenv_values(stream=io.StringIO(text), interpolate=False).items() if value}
-    if _FILE in read:
-        raise SettingsError(f"{_FILE} is {name!r}: a file names no other file")
+    for line in parse_stream(io.StringIO(text)):
+        if line.error or (line.key is not None and line.value is None):
+            raise SettingsError(f"{_FILE} is {name!r}: line {line.original.line} is not NAME=value")
+        if line.key is None:
+            continue
+        if not line.key.upper().startswith(PREFIX) or line.key.upper() == _FILE:
+            raise SettingsError(
+                f"{_FILE} is {name!r}: line {line.original.line} sets {line.key}, no setting of a file's"
+            )
+        read[line.key] = line.value or ""
     return {**_ours(read), **own}
 
 
@@ -141,8 +153,11 @@ def _known(name: str) -> bool:
 
 def _unknown(name: str) -> str:
     if name.startswith(PREFIX + _NESTED):
-        fields = ", ".join(f"{PREFIX}{_NESTED}<NAME>__{field.upper()}" for field in TenantSettings.model_fields)
-        return f"{name}: no such setting; a tenant has {fields}"
+        tenant, _, field = name.removeprefix(PREFIX + _NESTED).partition("__")
+        fields = [each.upper() for each in TenantSettings.model_fields]
+        close = difflib.get_close_matches(field, fields, n=1)
+        known = f"did you mean {PREFIX}{_NESTED}{tenant}__{close[0]}?" if close else f"a tenant has {', '.join(fields)}"
+        return f"{name}: no such setting; {known}"
     near = difflib.get_close_matches(name, _variables(), n=1)
     return f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else "")
 
@@ -156,7 +171,9 @@ def _explain(problem: dict[str, object], given: Mapping[str, str]) -> str:
         message = str(problem["msg"]).removeprefix("Value error, ")
         return f"{PREFIX}{path[0]}{inside}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
     variable = PREFIX + "__".join(path[:3])
-    secret = path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL", "PROXY"))
+    # A URL may hold a password.
+    password = path[-1].endswith("URL") and "@" in given.get(variable, "")
+    secret = password or path[-1].endswith(("KEY", "KEYS", "SECRET", "TOKEN", "REDIS_URL", "PROXY"))
     value = "" if secret or variable not in given else f" is {given[variable]!r}"
     allowed = str(problem["msg"]).removeprefix("Value error, ")
     return f"{variable}{value}: {allowed[0].lower()}{allowed[1:]}"
@@ -203,7 +220,7 @@ def _check(settings: Settings) -> None:
 def _check_budget(budget: int | None, reserve: int, prefix: str) -> None:
     if budget is not None and budget <= reserve:
         raise SettingsError(
-            f"{prefix}BUDGET_TOKENS is {budget}: more than {prefix}OUTPUT_RESERVE_TOKENS ({reserve}), "
+            f"{prefix}BUDGET_TOKENS is {budget}: it must be more than {prefix}OUTPUT_RESERVE_TOKENS ({reserve}), "
             "which is kept free for the answer"
         )
 

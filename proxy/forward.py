@@ -109,12 +109,15 @@ class Forwarder:
             plan=call.plan,
             layers=call.layers,
             losses=call.losses,
+            divergence=call.divergence,
+            predicted_tokens=call.predicted_tokens,
             cause=call.cause,
             overhead_seconds=call.overhead(time.monotonic()),
             degraded=call.degraded,
             ignored=call.ignored,
             kept_messages=call.kept_messages,
             over_quota=call.over_quota,
+            quota_unknown=call.reservation is not None and call.reservation.verdict is None,
             allowance=call.reservation.headers if call.reservation else (),
         )
         heard = functools.partial(self._heard, call) if call.entry is not None else None

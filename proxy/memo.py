@@ -123,6 +123,10 @@ class Reader:
         return found
 
 
+_MEDIA = (b'"image', b'"input_image', b'"input_audio', b'"file"', b'"input_file', b'"document"')
+"""Types of the parts whose weight is a family's own."""
+
+
 class TokenScale(Scale):
     """Counts with one encoding, each distinct text once; images and their like by one family's rules."""
 
@@ -140,7 +144,7 @@ class TokenScale(Scale):
 
     @override
     def message(self, raw: bytes, digest: bytes) -> int:
-        key = self._family + digest
+        key = self._family + digest if any(mark in raw for mark in _MEDIA) else digest
         found = self._memo.get(key)
         if found is None:
             found = tokens.message(raw, self._count, self._rules)

@@ -65,7 +65,7 @@ class Meter:
         self._told(tenant.name, quotas, verdict)
         if verdict is None and self._closed():
             raise StrataError(NO_QUOTA, "Quotas cannot be looked up now, and STRATA_QUOTA_WITHOUT_REDIS is closed.")
-        if verdict is not None and verdict.over is not None and not quotas.shadow:
+        if verdict is not None and verdict.over and not quotas.shadow:
             raise _refusal(tenant, ask, verdict)
         held = self._held[request_id] = Reservation(owner, quotas, ask, verdict)
         if self._timer is None:
@@ -97,8 +97,8 @@ def _now_ms() -> int:
 
 
 def _refusal(tenant: Tenant, ask: Ask, verdict: Verdict) -> StrataError:
-    kind = verdict.over
-    assert kind is not None
+    # A period that is used up is what to tell, whatever rate is over too.
+    kind = next((kind for kind in verdict.over if kind not in RATES), verdict.over[0])
     limit, used = tenant.quotas.limits[kind], verdict.used[kind]
     wanted = {"requests_per_minute": 1, "concurrent_requests": 1}.get(kind, ask.tokens)
     wanted = ask.nanos if kind.startswith("usd") else wanted
@@ -107,6 +107,8 @@ def _refusal(tenant: Tenant, ask: Ask, verdict: Verdict) -> StrataError:
         for name, value in (("limit", limit), ("used", used), ("requested", wanted))
     )
     again = "" if verdict.wait_seconds is None else f" Please try again in {max(0.01, verdict.wait_seconds):.2f}s."
+    if verdict.wait_seconds is None and kind in RATES:
+        again = " It will never fit: shorten it, or lower max_completion_tokens."
     headers = [*allowance.headers(tenant.quotas, verdict), *allowance.refusal(verdict)]
     if kind in RATES:
         return StrataError(RATE_LIMITED, f"Rate limit reached on {kind}: {told}.{again}", headers=headers)

@@ -6,10 +6,15 @@ Where a tenant has quotas or a list of models, what it asks for here counts too:
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import os
+import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from proxy.core import sse
@@ -18,17 +23,23 @@ from proxy.core.price import Amount, cost
 from proxy.core.quota import nanos
 from proxy.core.usage import Usage
 from proxy.downstream import ClientGone, Downstream
-from proxy.errors import INTERNAL, NO_MODEL, NO_WEBSOCKET, NOT_ALLOWED, StrataError
+from proxy.errors import INTERNAL, NO_WEBSOCKET, NOT_ALLOWED, StrataError
 from proxy.meter import Meter, Reservation
 from proxy.prices import Prices
 from proxy.settings import Settings
-from proxy.tenants import Tenant, Tenants
+from proxy.tenants import Tenant, Tenants, allowed
 from proxy.upstream import headers
 from proxy.upstream.client import Answer, Clients, Exchange, Interrupted, Truncated
-from proxy.upstream.target import is_stateless, models_asked, normal
+from proxy.upstream.target import is_stateless, normal
 
-_MOST_KEPT = 2_097_152
+_MOST_KEPT = 262_144
+_HEAD = 16_384
 _BYTES_PER_TOKEN = 3
+_INLINE = 65_536
+_MOST_TOKENS = 100_000_000
+_FAILED = 400
+_WRITING = frozenset({b"responses", b"completions", b"messages", b"chat"})
+"""Resources whose answers are written by a model, token by token."""
 
 
 class Passthrough:
@@ -53,17 +64,18 @@ class Passthrough:
         try:
             tenant = self._resolved(client)
             body = await self._body(client, tenant)
-            held = await self._reserve(client, tenant)
+            asked = await self._asked(client, tenant, body)
+            held = await self._reserve(client, tenant, asked)
             heard = _Heard() if held else None
             try:
-                answer = await self._send(client, tenant, body, exchange)
+                answer = await self._send(client, tenant, body, exchange, plain=held is not None)
                 try:
                     await _relay(answer, client, held, heard)
                 finally:
                     await answer.close()
             finally:
                 if held and heard:
-                    self._settle(tenant, held, heard)
+                    self._settle(tenant, held, asked, heard)
         except (ClientGone, Interrupted, Truncated):
             return
         except StrataError as error:
@@ -89,44 +101,68 @@ class Passthrough:
         return tenant
 
     async def _body(self, client: Downstream, tenant: Tenant) -> bytes | AsyncIterator[bytes]:
-        """Return the body as it comes; of a tenant that may use some models only, read and looked at."""
+        """Return the body as it comes; of a tenant with quotas or models, read, so that what it asks for is known."""
         if client.bodiless():
             return b""
-        if not tenant.models:
+        text = "json" in client.headers.get("content-type", "json")
+        if not tenant.models and not (tenant.quotas and text):
             return client.pieces()
-        raw = await client.raw(self._settings.max_body_bytes)
-        for name in models_asked(client.scope["raw_path"], client.decoded(raw, self._settings.max_body_bytes)):
-            if not tenant.may_use(name):
-                why = f"The model {name[:200]!r} does not exist or this key may not use it."
-                raise StrataError(NO_MODEL, why, param="model")
-        return raw
+        return await client.raw(self._settings.max_body_bytes)
 
-    async def _reserve(self, client: Downstream, tenant: Tenant) -> Reservation | None:
+    async def _asked(self, client: Downstream, tenant: Tenant, body: bytes | AsyncIterator[bytes]) -> _Asked:
+        """Look at what a request asks for, and hold it to its tenant's models. Raises StrataError."""
+        if not isinstance(body, bytes) or not body:
+            return _Asked()
+        limit = self._settings.max_body_bytes
+        large = len(body) > _INLINE
+        plain = await asyncio.to_thread(client.decoded, body, limit) if large else client.decoded(body, limit)
+        if tenant.models:
+            await allowed(tenant, client.scope["raw_path"], client.headers, plain)
+        if not tenant.quotas:
+            return _Asked()
+        return await asyncio.to_thread(_asked, plain) if len(plain) > _INLINE else _asked(plain)
+
+    async def _reserve(self, client: Downstream, tenant: Tenant, asked: _Asked) -> Reservation | None:
         if client.scope["method"] != "POST" or not tenant.quotas:
             return None
-        text = "json" in client.headers.get("content-type", "")
-        size = int(client.headers.get("content-length") or 0) if text else 0
-        return await self._meter.reserve(tenant, os.urandom(12).hex(), tokens=size // _BYTES_PER_TOKEN, nanos=0)
+        output = 0
+        if _WRITING & set(normal(client.scope["raw_path"]).split(b"/")):
+            output = asked.output or tenant.policy.reserve_tokens
+        price = self._prices.of(asked.model, tenant.upstream_url, time.time())
+        money = nanos(cost(price, Amount(input=asked.input, output=output))) if price else 0
+        return await self._meter.reserve(tenant, os.urandom(12).hex(), tokens=asked.input + output, nanos=money)
 
-    def _settle(self, tenant: Tenant, held: Reservation, heard: _Heard) -> None:
+    def _settle(self, tenant: Tenant, held: Reservation, asked: _Asked, heard: _Heard) -> None:
+        """Count what the answer says it used; else, of one that was given, the estimate and what came of it."""
         usage, model = heard.usage()
-        price = self._prices.of(model, tenant.upstream_url, time.time())
-        tokens = usage.input_tokens + (usage.output_tokens or 0) if usage else 0
-        amount = Amount(
-            input=usage.input_tokens,
-            cached_read=usage.cache_read_tokens or 0,
-            cached_write=usage.cache_write_tokens or 0,
-            output=usage.output_tokens or 0,
-        ) if usage else None  # fmt: skip
-        self._meter.settle(held, tokens=tokens, nanos=nanos(cost(price, amount)) if price and amount else 0)
+        if usage is not None:
+            amount = Amount(
+                input=usage.input_tokens,
+                cached_read=usage.cache_read_tokens or 0,
+                cached_write=usage.cache_write_tokens or 0,
+                output=usage.output_tokens or 0,
+            )
+        else:
+            given = 0 < heard.status < _FAILED
+            amount = Amount(input=asked.input, output=heard.events) if given else Amount(input=0)
+        price = self._prices.of(model or asked.model, tenant.upstream_url, time.time())
+        self._meter.settle(held, tokens=amount.input + amount.output, nanos=nanos(cost(price, amount)) if price else 0)
 
     async def _send(
-        self, client: Downstream, tenant: Tenant, body: bytes | AsyncIterator[bytes], exchange: Exchange
+        self,
+        client: Downstream,
+        tenant: Tenant,
+        body: bytes | AsyncIterator[bytes],
+        exchange: Exchange,
+        *,
+        plain: bool,
     ) -> Answer:
         scope = client.scope
-        sent = headers.upstream(
-            scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=frozenset({b"expect"})
-        )
+        drop = frozenset({b"expect", b"accept-encoding"}) if plain else frozenset({b"expect"})
+        sent = headers.upstream(scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=drop)
+        if plain:
+            # Uncompressed, so that the usage in it can be read.
+            sent.append((b"accept-encoding", b"identity"))
         return await self._clients(tenant.upstream_url).send(
             scope["method"],
             path=scope["raw_path"],
@@ -137,40 +173,90 @@ class Passthrough:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for, as far as its body says: tokens by estimate."""
+
+    model: str = ""
+    input: int = 0
+    output: int = 0
+
+
+class _Limits(msgspec.Struct):
+    model: object = None
+    max_output_tokens: object = None
+    max_completion_tokens: object = None
+    max_tokens: object = None
+
+
+def _asked(body: bytes) -> _Asked:
+    try:
+        read = msgspec.json.decode(body, type=_Limits)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return _Asked(input=len(body) // _BYTES_PER_TOKEN)
+    limits = (read.max_output_tokens, read.max_completion_tokens, read.max_tokens)
+    numbers = (limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool))
+    output = next((limit for limit in numbers if limit > 0), 0)
+    model = read.model if isinstance(read.model, str) else ""
+    return _Asked(model, len(body) // _BYTES_PER_TOKEN, min(output, _MOST_TOKENS))
+
+
 class _Heard:
-    """A copy of an answer, read for its usage when it has passed: JSON, or the events that tell it."""
+    """A copy of an answer's end, read for its usage when it has passed: JSON, or the events that tell it."""
 
     def __init__(self) -> None:
-        self._kept: list[bytes] = []
+        self._head = b""
+        self._kept: collections.deque[bytes] = collections.deque()
         self._bytes = 0
-        self._events = False
+        self._streams = False
+        self.status = 0
+        self.events = 0
 
     def begin(self, answer: Answer) -> None:
-        kind = answer.header(b"content-type")
-        self._events = kind.startswith(b"text/event-stream")
-        if not self._events and b"json" not in kind:
-            self._bytes = _MOST_KEPT
+        """Look at the head of an answer."""
+        self.status = answer.status
+        self._streams = answer.header(b"content-type").startswith(b"text/event-stream")
 
     def hear(self, data: bytes) -> None:
-        """Keep a stream's end, or the whole of an answer that is not too long."""
+        """Keep the end of what passes, and its beginning."""
+        if len(self._head) < _HEAD:
+            self._head += data[: _HEAD - len(self._head)]
+        self.events += data.count(b"\ndata:") + data.startswith(b"data:") if self._streams else 0
+        self._kept.append(data)
         self._bytes += len(data)
-        if self._events:
-            self._kept.append(data)
-            while self._bytes > _MOST_KEPT and len(self._kept) > 1:
-                self._bytes -= len(self._kept.pop(0))
-        elif self._bytes <= _MOST_KEPT:
-            self._kept.append(data)
-        else:
-            self._kept.clear()
+        while self._bytes > _MOST_KEPT and len(self._kept) > 1:
+            self._bytes -= len(self._kept.popleft())
 
     def usage(self) -> tuple[Usage | None, str]:
         """Return what the answer says it used, and of which model it says it is."""
         whole = b"".join(self._kept)
-        if not self._events:
-            return usages.parse(whole), usages.model(whole)
-        told = [sse.data(event) for event in sse.events(whole) if b'"usage"' in event]
-        last = next(((usage, usages.model(data)) for data in reversed(told) if (usage := usages.parse(data))), None)
-        return last or (None, "")
+        if self._streams:
+            return self._of_events(self._head if whole.startswith(self._head) else self._head + b"\n\n", whole)
+        model = usages.model(whole) or _named(self._head)
+        found = usages.parse(whole)
+        if found is None and (told := _USAGE.findall(whole)):
+            # Too long to be kept whole: usage stands at its end.
+            found = usages.parse(b'{"usage":' + told[-1] + b"}")
+        return found, model
+
+    def _of_events(self, head: bytes, whole: bytes) -> tuple[Usage | None, str]:
+        told = [sse.data(event) for part in (head, whole) for event in sse.events(part) if b'"usage"' in event]
+        read = [usage for data in told if (usage := usages.parse(data)) is not None]
+        model = next((name for data in told if (name := usages.model(data))), "") or _named(self._head)
+        if not read:
+            return None, model
+        # Anthropic's first event has the input and its last the output.
+        output = max((each for data in told if (each := usages.output(data)) is not None), default=None)
+        return dataclasses.replace(read[-1], output_tokens=output), model
+
+
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
+
+
+def _named(head: bytes) -> str:
+    found = _MODEL.search(head)
+    return found.group(1).decode("utf-8", "replace") if found else ""
 
 
 async def _relay(answer: Answer, client: Downstream, held: Reservation | None, heard: _Heard | None) -> None:

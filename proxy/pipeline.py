@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
+from proxy import explain
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import budget, conversation, history, library, lineage, measure, plan, prefix, window
+from proxy.core import budget, conversation, divergence, history, library, lineage, measure, plan, prefix, window
 from proxy.core.layers import Draft
 from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
 from proxy.core.lines import Line
@@ -26,8 +28,8 @@ from proxy.core.quota import nanos
 from proxy.core.request import Request, read
 from proxy.core.template import NOTHING_KNOWN, Known
 from proxy.core.tools import Toolset
-from proxy.downstream import ClientGone, Downstream
-from proxy.errors import INTERNAL, NO_MODEL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
+from proxy.downstream import JSON, ClientGone, Downstream
+from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.calibrations import Calibrations
@@ -38,9 +40,9 @@ from proxy.observe.record import Outcome, Record
 from proxy.prices import Prices
 from proxy.settings import Settings
 from proxy.summaries import Summaries
-from proxy.tenants import Tenants
+from proxy.tenants import Tenants, allowed
+from proxy.traces import Traces
 from proxy.upstream.client import Clients, Interrupted
-from proxy.upstream.target import models_asked
 
 _FAILED = 400
 LONG_BYTES = 262_144
@@ -74,6 +76,7 @@ class Pipeline:
         sinks: Sequence[Sink],
         streams: Callable[[int], None],
         memo_bytes: int,
+        trace_bytes: int,
     ) -> None:
         self._settings = settings
         self._tenants = tenants
@@ -92,6 +95,7 @@ class Pipeline:
         self._memo_bytes = memo_bytes
         self._scales: dict[Encoding, TokenScale] = {}
         self._ledger, self._sent = Ledger(), Ledger()
+        self._traces = Traces(max_bytes=trace_bytes)
 
     def take(self, settings: Settings) -> None:
         """Put these settings in the place of those before."""
@@ -126,6 +130,26 @@ class Pipeline:
         finally:
             self._record(call)
             self._summaries.consider(call, scope)
+
+    async def explain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Say what would be done with a chat request. Nothing is forwarded or remembered."""
+        client = Downstream(scope, receive, send)
+        call = self._open()
+        try:
+            call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
+            raw = await client.body(self._settings.max_body_bytes)
+            try:
+                request = await self._read(call, client, raw)
+                request, recalled, known = await self._recall(call, request)
+                await self._plan(call, request, recalled, known, refuses=False)
+                await asyncio.to_thread(self._weigh, call, notes=False)
+            except Odd as odd:
+                call.cause = odd.cause
+            await client.answer(200, orjson.dumps(explain.told(call)), [], JSON)
+        except ClientGone:
+            return
+        except StrataError as error:
+            await client.refuse(error, [])
 
     def _open(self) -> Call:
         return Call(
@@ -254,7 +278,9 @@ class Pipeline:
 
     # plan
 
-    async def _plan(self, call: Call, request: Request, recalled: Recalled, known: Known) -> None:
+    async def _plan(
+        self, call: Call, request: Request, recalled: Recalled, known: Known, *, refuses: bool = True
+    ) -> None:
         scale = await self._scale(call.model)
         given = await self._tools(call, request.member("tools"))
         if len(given.raws) > 1:
@@ -280,9 +306,9 @@ class Pipeline:
         heavy = call.unseen_bytes > INLINE_BYTES or len(request.member("tools")) > LONG_BYTES
         try:
             call.plan = await asyncio.to_thread(work) if heavy else work()
-        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise Odd("plan_failed") from error
-        if call.plan.rejected:
+        if call.plan.rejected and refuses:
             total, limit = call.plan.total, call.plan.limit
             raise StrataError(
                 TOO_LONG,
@@ -306,10 +332,7 @@ class Pipeline:
         """Hold the request to its tenant's models and quotas. Raises StrataError."""
         tenant, request = call.tenant, call.request
         if tenant.models:
-            for name in models_asked(client.scope["raw_path"], raw):
-                if not tenant.may_use(name):
-                    why = f"The model {name[:200]!r} does not exist or this key may not use it."
-                    raise StrataError(NO_MODEL, why, param="model")
+            await allowed(tenant, client.scope["raw_path"], client.headers, raw)
         if not tenant.quotas:
             return
         given = call.plan.total if call.plan else None
@@ -403,6 +426,8 @@ class Pipeline:
             sink(record)
         if call.steps and 0 < call.status < _FAILED:
             self._ledger.forward(self._start(call), call.steps, now=call.at)
+            if call.trace is not None:
+                self._traces.put(call.trace, call.lineage)
         self._learn_ratio(call)
         tally = Tally(
             prompt_tokens=record.usage.input_tokens if record.usage else 0,
@@ -430,18 +455,19 @@ class Pipeline:
 
     # weighing
 
-    def _weigh(self, call: Call) -> None:
+    def _weigh(self, call: Call, *, notes: bool = True) -> None:
         """Weigh a call's layers; what is forwarded does not depend on it."""
         if call.request is None or call.plan is None or call.layers is not None:
             return
         scale = self._scales[call.model.encoding].of(call.model.media)
-        with contextlib.suppress(LookupError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(LookupError, ValueError, TypeError, ArithmeticError, RuntimeError):
             call.layers = measure.layers(call.request, call.plan.draft, scale)
             call.losses = measure.losses(call.request, call.plan.draft, scale)
             call.referenced_tokens = sum(scale.text(item.content) for item in call.plan.draft.referenced)
-            self._predict(call, call.request, call.plan.draft, scale)
+            self._predict(call, call.request, call.plan.draft, scale, notes=notes)
+            self._compare(call, call.request, call.plan, scale)
 
-    def _predict(self, call: Call, request: Request, draft: Draft, scale: TokenScale) -> None:
+    def _predict(self, call: Call, request: Request, draft: Draft, scale: TokenScale, *, notes: bool) -> None:
         """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
         start, profile = self._start(call), (call.policy or call.tenant.policy).profile
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
@@ -450,7 +476,26 @@ class Pipeline:
         call.as_sent_input_tokens = sum(step.tokens for step in own)
         call.predicted_tokens = self._ledger.cached(start, call.steps, now=call.at, profile=profile)
         call.as_sent_tokens = self._sent.cached(start, own, now=call.at, profile=profile)
-        self._sent.forward(start, own, now=call.at)
+        if notes:
+            self._sent.forward(start, own, now=call.at)
+
+    def _compare(self, call: Call, request: Request, made: Plan, scale: TokenScale) -> None:
+        """Find where the prompt differs from the one before in its lineage."""
+        parts, places = request.parts, request.places
+        if not call.tenant.remember_content or not parts.turns:
+            return
+        call.trace = divergence.trace(request, made.draft, scale, at=call.at)
+        here = self._place(call, places[-1])
+        earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
+        # A history that was edited is found by how its conversation begins, or by its name.
+        root = self._place(call, places[parts.leading]) + b"root"
+        name = call.conversation.encode() if call.conversation else root
+        call.lineage = (here, *dict.fromkeys((root, name)))
+        call.before = self._traces.find([here, *earlier])
+        if call.before is None and len(parts.turns) > 1:
+            call.before = next(filter(call.trace.begins_as, self._traces.all((name, root))), None)
+        if call.before is not None:
+            call.divergence = divergence.divergence(call.before, call.trace, made.began)
 
     def _start(self, call: Call) -> int:
         """What separates prompt caches: whose key it is, and the model."""

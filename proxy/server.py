@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from typing import Any
 
 import uvicorn
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
-from proxy import app
+from proxy import app, environment
+from proxy.observe.metrics import MULTIPROCESS_DIR, forget_worker
 from proxy.settings import Settings
 
 _BACKLOG = 2_048
@@ -62,7 +64,9 @@ def run(settings: Settings, listener: socket.socket) -> int:
         config = uvicorn.Config(
             "proxy.app:from_environment", factory=True, workers=settings.workers, **options(settings)
         )
-        _Workers(config, sockets=[listener]).run()
+        with tempfile.TemporaryDirectory(prefix="strata-metrics-") as counted:
+            environment.export({MULTIPROCESS_DIR: counted})
+            _Workers(config, sockets=[listener]).run()
         return 0
     server = build(settings)
     # uvicorn raises the signal that ended it once more at the end; it has been answered by then.
@@ -74,6 +78,14 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 class _Workers(Multiprocess):
     """Worker processes that read their settings again on SIGHUP, where uvicorn would restart them."""
+
+    @override
+    def keep_subprocess_alive(self) -> None:
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {process.pid for process in self.processes}:
+            if pid is not None:
+                forget_worker(pid)
 
     @override
     def handle_hup(self) -> None:

@@ -50,7 +50,7 @@ def _api(url: str) -> str:
     """Check an upstream's base."""
     parts = _split(url, "http", "https")
     if parts.username is not None:
-        raise ValueError("a URL without a user; a key goes into STRATA_UPSTREAM_KEY")
+        raise ValueError("a URL without a user; a key goes into …UPSTREAM_KEY")
     if parts.query or parts.fragment:
         raise ValueError("a URL without a query; clients' own queries are passed on")
     if parts.path.rstrip("/").endswith("/chat/completions"):
@@ -163,7 +163,7 @@ class TenantSettings(BaseModel):
         for key in checked:
             text = key.get_secret_value()
             if text.startswith(DIGESTED) and not re.fullmatch(r"[0-9a-fA-F]{64}", text.removeprefix(DIGESTED)):
-                raise ValueError("sha256: and 64 hexadecimal digits")
+                raise ValueError("a key that begins with sha256: must be a digest, 64 hexadecimal digits behind it")
         return checked
 
     @field_validator("upstream_key")
@@ -307,7 +307,13 @@ class Settings(BaseSettings):
     shutdown_seconds: Annotated[int, Field(ge=0)] = Field(
         30, description="How long live streams may go on after SIGTERM."
     )
-    admin_token: SecretStr | None = Field(None, description="Bearer token that `/metrics` then asks for.")
+    admin_token: SecretStr | None = Field(
+        None, description="Bearer token that `/metrics` and the live page then ask for."
+    )
+    debug: bool = Field(
+        default=False,
+        description="Show short redacted excerpts of what broke the prompt cache, to whoever made the request.",
+    )
     env_file: str | None = Field(
         None, description="A file of more settings, `NAME=value` a line; the environment goes before it. "
         "SIGHUP reads it again."

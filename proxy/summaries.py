@@ -6,6 +6,7 @@ No request waits for one. What fails, is late or is over a quota means that turn
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from proxy.core.summary import Wanted
 from proxy.errors import StrataError
 from proxy.memory.store import Store
 from proxy.meter import Meter
+from proxy.observe.metrics import SummaryOutcome
 from proxy.tenants import Tenant
 from proxy.upstream import headers
 from proxy.upstream.client import Clients, Exchange, Interrupted, Truncated
@@ -30,10 +32,15 @@ _PATIENCE_SECONDS = 180.0
 _MOST_BYTES = 4_194_304
 _MOST_UNDER_WAY = 32
 _ANSWER_TOKENS = 1_000
+_PLACE_BYTES = 16
 _BYTES_PER_TOKEN = 3
-_NOT_OURS = frozenset(
-    {b"content-length", b"content-encoding", b"accept-encoding", b"content-type", b"accept", b"expect"}
-)
+_FIRST_WAIT_SECONDS = 60.0
+_LONGEST_WAIT_SECONDS = 3_600.0
+_MOST_FAILED = 10_000
+_OURS = headers.CREDENTIALS | {
+    b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta", b"api-version",
+}  # fmt: skip
+"""What of a request's headers goes with the calls made on its account: whose they are, and in which dialect."""
 
 
 class Summaries:
@@ -47,7 +54,7 @@ class Summaries:
         meter: Meter,
         background: Background,
         price: Callable[[Tenant, str], Price | None],
-        told: Callable[[str, str], None],
+        told: Callable[[str, SummaryOutcome, int, float], None],
     ) -> None:
         self._clients = clients
         self._store = store
@@ -56,6 +63,7 @@ class Summaries:
         self._price = price
         self._told = told
         self._under_way: set[tuple[str, bytes]] = set()
+        self._failed: dict[tuple[str, bytes], tuple[float, float]] = {}
 
     def consider(self, call: Call, scope: Mapping[str, object]) -> None:
         """Begin what is due after a request that went well."""
@@ -66,35 +74,64 @@ class Summaries:
             return
         known = call.recalled.summaries
         held = sum(layer.tokens for layer in call.layers.each if layer.name in {"L2", "L4"})
-        wanted = [
-            *summary.due_items([item for message in request.messages for item in library.items(message)], known),
-            summary.due(
-                request,
-                known,
-                history_tokens=held + call.losses.dropped_tokens,
-                limit_tokens=plan.limit,
-                messages=request.parts.newest.start - request.parts.leading,
-            ),
-        ]
-        for each in filter(None, wanted):
-            key = (call.conversation, each.key)
-            if key not in self._under_way and len(self._under_way) < _MOST_UNDER_WAY:
-                self._under_way.add(key)
-                self._background.start(self._make(call.conversation, each, tenant, scope))
+        for item in summary.due_items([item for message in request.messages for item in library.items(message)], known):
+            self._begin(call, scope, item.sha256, functools.partial(summary.wanted_item, item))
+        found = summary.due(
+            request,
+            known,
+            history_tokens=held + call.losses.dropped_tokens,
+            limit_tokens=plan.limit,
+            messages=request.parts.newest.start - request.parts.leading,
+        )
+        if found is not None:
+            self._begin(call, scope, found.key, functools.partial(summary.wanted, request, found))
 
-    async def _make(self, conversation: str, wanted: Wanted, tenant: Tenant, scope: Mapping[str, object]) -> None:
+    def _begin(self, call: Call, scope: Mapping[str, object], key: bytes, build: Callable[[], Wanted]) -> None:
+        assert call.conversation is not None
+        name = (call.conversation, key)
+        until, _ = self._failed.get(name, (0.0, 0.0))
+        if name in self._under_way or len(self._under_way) >= _MOST_UNDER_WAY or time.monotonic() < until:
+            return
+        self._under_way.add(name)
+        if not self._background.start(self._make(call.conversation, key, build, call.tenant, scope)):
+            self._under_way.discard(name)
+
+    async def _make(
+        self,
+        conversation: str,
+        key: bytes,
+        build: Callable[[], Wanted],
+        tenant: Tenant,
+        scope: Mapping[str, object],
+    ) -> None:
+        written = None
         try:
+            wanted = await asyncio.to_thread(build)
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 written = await self._reduced(wanted, tenant, scope)
         except TimeoutError:
             written = None
         finally:
-            self._under_way.discard((conversation, wanted.key))
-        if written is None:
+            self._under_way.discard((conversation, key))
+            self._note((conversation, key), failed=written is None)
+        recalled = (await self._store.recall(conversation, ttl_seconds=tenant.ttl_seconds)).recalled
+        if written is None or (not any(place == key for _, place in recalled.log) and len(key) == _PLACE_BYTES):
+            # It failed, or the conversation has been deleted since.
             return
-        self._told(tenant.name, "made")
+        if not recalled.log:
+            return
+        self._told(tenant.name, "made", 0, 0.0)
         text = summary.text(written, wanted.rules)
-        await self._store.summarised(conversation, wanted.key, text, ttl_seconds=tenant.ttl_seconds)
+        await self._store.summarised(conversation, key, text, ttl_seconds=tenant.ttl_seconds)
+
+    def _note(self, name: tuple[str, bytes], *, failed: bool) -> None:
+        """Wait longer each time before what failed is tried again."""
+        _, before = self._failed.pop(name, (0.0, 0.0))
+        if failed:
+            wait = min(_LONGEST_WAIT_SECONDS, before * 2 or _FIRST_WAIT_SECONDS)
+            self._failed[name] = (time.monotonic() + wait, wait)
+        while len(self._failed) > _MOST_FAILED:
+            self._failed.pop(next(iter(self._failed)))
 
     async def _reduced(self, wanted: Wanted, tenant: Tenant, scope: Mapping[str, object]) -> str | None:
         """Summarise each piece, then what was written of them."""
@@ -116,7 +153,7 @@ class Summaries:
         try:
             held = await self._meter.reserve(tenant, os.urandom(12).hex(), tokens=tokens + _ANSWER_TOKENS, nanos=money)
         except StrataError:
-            self._told(tenant.name, "refused")
+            self._told(tenant.name, "refused", 0, 0.0)
             return None
         raw = b""
         try:
@@ -124,23 +161,27 @@ class Summaries:
         except (StrataError, Interrupted, Truncated):
             raw = b""
         finally:
-            if held is not None:
-                usage = usages.parse(raw) if raw else None
-                used = Amount(input=usage.input_tokens, cached_read=usage.cache_read_tokens or 0,
-                              output=usage.output_tokens or 0) if usage else Amount(input=0)  # fmt: skip
-                self._meter.settle(
-                    held, tokens=used.input + used.output, nanos=nanos(cost(price, used)) if price else 0
+            usage = usages.parse(raw) if raw else None
+            used = Amount(input=0)
+            if usage is not None:
+                used = Amount(
+                    input=usage.input_tokens, cached_read=usage.cache_read_tokens or 0, output=usage.output_tokens or 0
                 )
+            paid = cost(price, used) if price else None
+            self._told(tenant.name, "asked", used.input + used.output, float(paid or 0))
+            if held is not None:
+                self._meter.settle(held, tokens=used.input + used.output, nanos=nanos(paid))
         written = summary.answer(raw) if raw else None
         if written is None:
-            self._told(tenant.name, "failed")
+            self._told(tenant.name, "failed", 0, 0.0)
         return written
 
     async def _sent(self, body: bytes, tenant: Tenant, scope: Mapping[str, object]) -> bytes:
         """Ask the upstream as the request did, with its key; empty where it refused."""
         given = scope["headers"]
         assert isinstance(given, list)
-        sent: Raw = headers.upstream(given, key=tenant.upstream_key, hide=tenant.hides_credentials, drop=_NOT_OURS)
+        own = [(name, value) for name, value in given if name in _OURS]
+        sent: Raw = headers.upstream(own, key=tenant.upstream_key, hide=tenant.hides_credentials, drop=frozenset())
         sent += [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
         path, query = scope["raw_path"], scope["query_string"]
         assert isinstance(path, bytes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import fnmatch
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,24 +16,28 @@ from proxy.core.epoch import USUAL, Profile
 from proxy.core.plan import Policy
 from proxy.core.quota import KINDS, Kind, Quotas, nanos
 from proxy.environment import digest, held
-from proxy.errors import UNKNOWN_KEY, StrataError
+from proxy.errors import NO_MODEL, UNKNOWN_KEY, StrataError
 from proxy.settings import Settings, TenantSettings
 from proxy.upstream.headers import CREDENTIALS
+from proxy.upstream.target import base_of, models_asked
 
 DEFAULT = "default"
 _ALSO_CREDENTIAL = ("openai-organization", "openai-project")
+_INLINE_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """`name` labels metrics; `owner` is what memory is partitioned by: a tenant's name or a client's whole credential.
 
-    `upstream_key` goes upstream in the client's place; with `hides_credentials` the client's never does;
-    `shares_key` when other tenants use the same key at the same upstream. `models` are patterns, none for all.
+    `quota_owner` is whose quotas count: all who spend the proxy's own key are one. `upstream_key` goes upstream in the
+    client's place; with `hides_credentials` the client's never does; `shares_key` when other tenants use the same key
+    at the same upstream. `models` are patterns, none for all.
     """
 
     name: str
     owner: str | Mapping[str, str]
+    quota_owner: str | Mapping[str, str]
     policy: Policy
     quotas: Quotas
     models: tuple[str, ...]
@@ -59,10 +65,12 @@ class Tenants:
         self._everybody = _resolved(DEFAULT, settings, None)
         by_key: dict[str, Tenant] = {}
         resolved = {name: _resolved(name, settings, own) for name, own in settings.tenants.items()}
-        holders = collections.Counter((each.upstream_url, each.upstream_key) for each in resolved.values())
+        holders = collections.Counter((base_of(each.upstream_url), each.upstream_key) for each in resolved.values())
         for name, own in settings.tenants.items():
             tenant = resolved[name]
-            tenant = dataclasses.replace(tenant, shares_key=holders[tenant.upstream_url, tenant.upstream_key] > 1)
+            tenant = dataclasses.replace(
+                tenant, shares_key=holders[base_of(tenant.upstream_url), tenant.upstream_key] > 1
+            )
             for key in own.keys:
                 by_key[held(key)] = tenant
         self._by_key = by_key
@@ -91,7 +99,19 @@ class Tenants:
             credential["query"] = "&".join(keys)
         if not credential.keys() - {"cookie", *_ALSO_CREDENTIAL}:
             credential |= {"cookie": headers["cookie"]} if "cookie" in headers else {}
-        return dataclasses.replace(self._everybody, owner=credential)
+        spender = next(({name: credential[name]} for name in _SPENDING if name in credential), {})
+        who = self._everybody.quota_owner if self._everybody.upstream_key is not None else spender
+        return dataclasses.replace(self._everybody, owner=credential, quota_owner=who)
+
+
+async def allowed(tenant: Tenant, raw_path: bytes, headers: Mapping[str, str], body: bytes) -> None:
+    """Hold a request to its tenant's models. Raises StrataError (404)."""
+    multipart = headers.get("content-type", "").startswith("multipart/")
+    work = functools.partial(models_asked, raw_path, body, multipart=multipart)
+    for name in await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work():
+        if not tenant.may_use(name):
+            why = f"The model {name[:200]!r} does not exist or this key may not use it."
+            raise StrataError(NO_MODEL, why, param="model")
 
 
 def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tenant:
@@ -103,7 +123,7 @@ def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tena
 
     url: str = of("upstream_url")
     # Everybody's key is not for another's server.
-    everybodys = settings.upstream_key if url == settings.upstream_url else None
+    everybodys = settings.upstream_key if base_of(url) == base_of(settings.upstream_url) else None
     key = own.upstream_key if own and own.upstream_key else everybodys
     limits: dict[Kind, int] = {}
     for kind in KINDS:
@@ -112,6 +132,7 @@ def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tena
     return Tenant(
         name=name,
         owner=name if own else {},
+        quota_owner=name,
         policy=Policy(
             mode=of("mode"),
             promotion=settings.promotion,
@@ -147,6 +168,8 @@ def _profile(settings: Settings, upstream_url: str) -> Profile:
 
 # A cookie says who somebody is only where no key does: load balancers set a new one with every answer.
 _CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS - {b"cookie"}), *_ALSO_CREDENTIAL)
+_SPENDING = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "query", "cookie")
+"""What an upstream may charge by, the first that is there: what else a client sends makes it nobody else."""
 _QUERY_KEY = re.compile(r"(?:^|&)((?:key|api[-_]?key)=[^&]*)", re.IGNORECASE)
 
 

@@ -1,6 +1,7 @@
 """Every setting, from the environment: read, refused, shown."""
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,9 +169,9 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         ),
         pytest.param("STRATA_XYZZY", "STRATA_XYZZY: no such setting", id="far"),
         pytest.param("STRATA_TENANTS", "STRATA_TENANTS: no such setting", id="tenants as a whole"),
-        pytest.param("STRATA_TENANTS__ACME__KEY", "STRATA_TENANTS__<NAME>__KEYS", id="a tenant's field"),
-        pytest.param("STRATA_TENANTS__ACME", "STRATA_TENANTS__<NAME>__KEYS", id="no field"),
-        pytest.param("STRATA_TENANTS____KEYS", "STRATA_TENANTS__<NAME>__KEYS", id="no name"),
+        pytest.param("STRATA_TENANTS__ACME__KEY", "did you mean STRATA_TENANTS__ACME__KEYS?", id="a tenant's field"),
+        pytest.param("STRATA_TENANTS__ACME", "a tenant has KEYS, MODELS,", id="no field"),
+        pytest.param("STRATA_TENANTS____KEYS", "STRATA_TENANTS____KEYS: no such setting", id="no name"),
         pytest.param("STRATA_", "STRATA_: no such setting", id="nothing"),
     ],
 )
@@ -345,3 +346,44 @@ def test_prices_and_windows_that_cannot_be(variable: str, value: str, says: str)
     with pytest.raises(SettingsError) as refused:
         load({f"STRATA_{variable}": value})
     assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'STRATA_TENANTS__ACME__KEYS="sk-1', "STRATA_TENANTS__ACME__KEYS sk-1", "STRATA_TENANTS__ACME__KEYS: sk-1",
+        "STRATA_TENANTS__ACME__KEYS", "TENANTS__ACME__KEYS=sk-1", "STRATA_ENV_FILE=other.env", "PATH=/bin",
+        "STRATA_TENANTS__ACME__KEYS=", "STRATA_TENANTS__ACME__MODELS=",
+    ],
+)  # fmt: skip
+def test_a_line_of_a_file_that_says_nothing_is_refused(line: str, tmp_path: Path) -> None:
+    """A tenant that is left out without a word would leave the door open."""
+    file = tmp_path / "strata.env"
+    file.write_text(f"# clients\nSTRATA_MODE=observe\n{line}\n")
+    said = refusal({"STRATA_ENV_FILE": str(file)})
+    assert "line 3" in said or "is empty" in said
+
+
+def test_a_file_is_read_behind_the_environment(tmp_path: Path) -> None:
+    """As written: quotes may hold blanks, and a dollar sign is a dollar sign."""
+    file = tmp_path / "strata.env"
+    file.write_text("\n# a comment\nexport STRATA_MODE=observe\nSTRATA_TENANTS__ACME__KEYS='a$B, c'\nSTRATA_PORT=1\n")
+    found = load({"STRATA_ENV_FILE": str(file), "STRATA_PORT": "2"})
+    assert (found.mode, found.port) == ("observe", 2)
+    assert [key.get_secret_value() for key in found.tenants["acme"].keys] == ["a$B", "c"]
+    told = {line.name: line.source for line in effective(found, {"STRATA_ENV_FILE": str(file), "STRATA_PORT": "2"})}
+    assert (told["STRATA_MODE"], told["STRATA_PORT"], told["STRATA_HOST"]) == (str(file), "environment", "default")
+
+
+@pytest.mark.parametrize("name", ["KEYS", "MODELS"])
+def test_an_empty_list_of_a_tenant_is_refused(name: str) -> None:
+    """A variable that was to hold it was not set: the opposite of what is meant would be in force."""
+    given = {"STRATA_TENANTS__ACME__KEYS": "k", f"STRATA_TENANTS__ACME__{name}": ""}
+    assert f"STRATA_TENANTS__ACME__{name} is empty" in refusal(given)
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    """Nor is the value of any secret."""
+    said = refusal({"STRATA_TENANTS__ACME__KEYS": "k", "STRATA_TENANTS__ACME__UPSTREAM_URL": "http://u:hunter2@h/v1"})
+    assert "STRATA_TENANTS__ACME__UPSTREAM_URL" in said
+    assert "hunter2" not in said

@@ -46,7 +46,11 @@ def limit(
         limits.append(model.window - (reply if reply is not None and reply > 0 else reserve))
     scale = calibration.margin(model, ratio)
     bases = [*known, model.largest_input] if model.largest_input is not None else known
-    return Limit(tokens=int(min(limits) / scale), base=min(bases), own=None if own is None else int(own / scale))
+    return Limit(
+        tokens=max(1, int(min(limits) / scale)),
+        base=min(bases),
+        own=None if own is None else max(1, int(own / scale)),
+    )
 
 
 def step(base: int, fixed: int) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -32,8 +32,6 @@ Action = Literal[
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
 _OUTPUTS = frozenset({"tool", "function"})
-_OLD = 0.6
-"""Which share of the room that L1 and the tools leave is old, and may be shortened, where a cut begins."""
 
 Arrange = Callable[[Cut], Draft]
 """Arranges the prompt with a cut made."""
@@ -51,9 +49,16 @@ class Fitted:
 
 
 def fit(
-    request: Request, parts: Shape, arrange: Arrange, *, limit: Limit, over_budget: OverBudget, scale: Scale
+    request: Request,
+    parts: Shape,
+    arrange: Arrange,
+    *,
+    limit: Limit,
+    over_budget: OverBudget,
+    scale: Scale,
+    least: Cut = WHOLE,
 ) -> Fitted:
-    """Take rung after rung until the prompt fits.
+    """Take rung after rung until the prompt fits. What an earlier cut took, `least`, does not come back.
 
     Where no cut makes it fit the model's window nothing is cut: the upstream answers, and may know better.
     """
@@ -65,7 +70,7 @@ def fit(
     tried = whole = weighed(WHOLE)
     if whole.total <= limit.tokens:
         return Fitted(draft=whole.draft, total=whole.total)
-    ladder = _Ladder(request, parts, whole.draft, limit, scale)
+    ladder = _Ladder(request, parts, whole.draft, limit, scale, least=least)
     if not ladder.signed:
         outlined = weighed(Cut(outlined=True))
         tried = outlined if outlined.total < whole.total else whole
@@ -75,7 +80,7 @@ def fit(
         tried = weighed(cut)
     own = limit.own is not None and tried.total > limit.own
     if tried.total > limit.tokens and not own:
-        return Fitted(draft=whole.draft, total=whole.total, actions=("forwarded_over_budget",))
+        return _over_window(request, parts, arrange, whole, limit=limit, over_budget=over_budget, scale=scale)
     over: tuple[Action, ...] = ()
     if tried.total > limit.tokens:
         over = ("rejected" if over_budget == "reject" else "forwarded_over_budget",)
@@ -89,6 +94,24 @@ def fit(
     )
 
 
+def _over_window(
+    request: Request,
+    parts: Shape,
+    arrange: Arrange,
+    whole: _Tried,
+    *,
+    limit: Limit,
+    over_budget: OverBudget,
+    scale: Scale,
+) -> Fitted:
+    """Leave a prompt that no cut makes fit the model's window to the upstream: uncut, but for the tenant's budget."""
+    if limit.own is None or whole.total <= limit.own:
+        return Fitted(draft=whole.draft, total=whole.total, actions=("forwarded_over_budget",))
+    own = dataclasses.replace(limit, tokens=limit.own)
+    fitted = fit(request, parts, arrange, limit=own, over_budget=over_budget, scale=scale)
+    return dataclasses.replace(fitted, actions=(*fitted.actions, "forwarded_over_budget"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Tried:
     draft: Draft
@@ -98,7 +121,9 @@ class _Tried:
 class _Ladder:
     """One request's units, what each weighs as it would be sent whole, and what shortening each message saves."""
 
-    def __init__(self, request: Request, parts: Shape, whole: Draft, limit: Limit, scale: Scale) -> None:
+    def __init__(
+        self, request: Request, parts: Shape, whole: Draft, limit: Limit, scale: Scale, *, least: Cut = WHOLE
+    ) -> None:
         self._request, self._parts, self._limit, self._scale = request, parts, limit, scale
         self.signed = any(message.signed for message in request.messages)
         self._units = _units(request.messages, parts)
@@ -107,47 +132,74 @@ class _Ladder:
         self._ends = dict(zip(self._weights, itertools.accumulate(self._weights.values()), strict=True))
         fixed = sum(scale.message(request.raw(index), request.messages[index].digest) for index in range(first))
         self._fixed = fixed + _schemas(request, scale)
+        self._base = limit.base
         self._step = budget.step(limit.base, self._fixed)
         self._saved: dict[int, int] = {}
+        self._least = least
+        gone = [all(least.drops(index) for index in range(unit.start, unit.end)) for unit in self._units]
+        self._floor = next((place for place, all_gone in enumerate(gone) if not all_gone), len(gone))
 
     def rungs(self, cut: Cut, uncut: int) -> Iterator[Cut]:
-        """Return cut after cut, each taking more, of a prompt that weighs `uncut` with the cut made so far."""
-        grid = math.ceil((uncut - self._limit.tokens) / self._step)
-        gone = 0
-        while gone < len(self._units):
-            cut, gone = self._on_grid(grid, cut)
-            yield cut
+        """Return cut after cut, each taking more, of a prompt that weighs `uncut` with the cut made so far.
+
+        Turns go only where shortening all that is old is not enough, and then replies are shortened too, so that fewer
+        do. What goes is counted as it would stand, shortened; the room a step leaves is given to what is newest, whole.
+        """
+        shorter = self._shorter(_OUTPUTS)
+        if uncut - sum(shorter.values()) > self._target(shorter):
+            shorter = self._shorter(_OUTPUTS | {"assistant"})
+        least, target = uncut - sum(shorter.values()), self._target(shorter)
+        # What stands shortened is small: a step of the whole would take nearly all of it.
+        step = budget.step(min(target, self._base), self._fixed) if shorter else self._step
+        grid = max(0, math.ceil((least - target) / step))
+        while True:
+            gone = max(self._gone(grid * step, shorter), self._floor)
+            for reach in self._reaches(uncut, gone, shorter):
+                cut = self._cut(cut, gone, reach, shorter)
+                yield cut
+            if gone >= len(self._units):
+                break
             grid += 1
         if self._request.hints.context:
             yield dataclasses.replace(cut, packed=True)
 
-    def _on_grid(self, grid: int, cut: Cut) -> tuple[Cut, int]:
-        """Return the cut at a point of the grid, and how many units go: as few as lose that many steps.
+    def _target(self, shorter: Mapping[int, int]) -> int:
+        """Return how much may stand if all that is old is shortened: the rest is kept for what is newest, whole."""
+        return self._limit.tokens - min(self._step * 3 // 4, sum(shorter.values()))
 
-        What is shortened reaches as far as leaves the newest part whole; it moves with the grid, not with the
-        conversation. Replies are shortened only where turns must go, so that fewer do.
-        """
-        reach = (self._limit.tokens - self._fixed) * _OLD + (grid - 1) * self._step
-        wanted, shorter = grid * self._step, self._shorter(reach, _OUTPUTS)
-        if sum(shorter.values()) < wanted:
-            shorter = self._shorter(reach, _OUTPUTS | {"assistant"})
-        lost, gone = sum(shorter.values()), 0
+    def _cut(self, cut: Cut, gone: int, reach: int, shorter: Mapping[int, int]) -> Cut:
+        dropped = self._units[:gone]
+        first = dropped[-1].end if dropped else 0
+        old = frozenset(index for index in shorter if index >= first and self._ends[index] <= reach)
+        floor = frozenset(index for index in self._least.shortened if index >= first)
+        return Cut(dropped=dropped, shortened=old | floor, outlined=cut.outlined, quiet=self.signed)
+
+    def _gone(self, wanted: int, shorter: Mapping[int, int]) -> int:
+        """Return how many units lose so many tokens, each as it would stand shortened."""
+        lost, gone = 0, 0
         while lost < wanted and gone < len(self._units):
             unit = self._units[gone]
-            lost += sum(self._weights[index] - shorter.pop(index, 0) for index in range(unit.start, unit.end))
+            lost += sum(self._weights[index] - shorter.get(index, 0) for index in range(unit.start, unit.end))
             gone += 1
-        made = Cut(dropped=self._units[:gone], shortened=frozenset(shorter), outlined=cut.outlined, quiet=self.signed)
-        return made, gone
+        return gone
 
-    def _shorter(self, reach: float, roles: frozenset[str]) -> dict[int, int]:
-        """Return what shortening saves, by message, in the part of the history that ends at `reach`."""
+    def _reaches(self, uncut: int, gone: int, shorter: Mapping[int, int]) -> Iterator[int]:
+        """Return how far from its start history is shortened, in steps: the first that should do and those behind."""
+        end = max(self._ends.values(), default=0)
+        first = self._units[gone - 1].end if gone else self._parts.leading
+        total = uncut - sum(weight for index, weight in self._weights.items() if index < first)
+        for reach in range(0, end + self._step, self._step):
+            saved = sum(less for index, less in shorter.items() if index >= first and self._ends[index] <= reach)
+            if total - saved <= self._limit.tokens or reach >= end:
+                yield reach
+
+    def _shorter(self, roles: frozenset[str]) -> dict[int, int]:
+        """Return what shortening saves, by message, in all that is old."""
         if self.signed:
             return {}
         messages = self._request.messages
         return {
-            index: saved
-            for index, end in self._ends.items()
-            if end <= reach and messages[index].role in roles and (saved := self._saves(index))
+            index: saved for index in self._weights if messages[index].role in roles and (saved := self._saves(index))
         }
 
     def _saves(self, index: int) -> int:

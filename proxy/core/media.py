@@ -34,7 +34,8 @@ _TEXT_PER_PAGE = 700
 _BYTES_PER_SECOND = 8_000
 """Of compressed speech (64 kbit/s)."""
 _UNSEEN_SECONDS = 60.0
-_DATA = re.compile(r"data:([^;,]*)[^,]*;base64,", re.IGNORECASE)
+_LONGEST_HEAD = 300
+_LARGEST_SIDE = 1_000_000
 
 Rule = Callable[[Size, str], int]
 
@@ -285,9 +286,11 @@ def file(part: Mapping[str, object], media: Media, count: Callable[[str], int]) 
     page = _TEXT_PER_PAGE + media.page
     if not isinstance(data, str):
         return page
-    head = _DATA.match(data)
-    raw = _decoded(data[head.end() :] if head else data)
-    if raw.startswith(b"%PDF") or (head and "pdf" in head.group(1)):
+    kind, inner = _data(data) or ("", data)
+    raw = _decoded(inner)
+    if not raw:
+        return page
+    if raw.startswith(b"%PDF") or "pdf" in kind:
         return page * (len(_PDF_PAGE.findall(raw)) or math.ceil(max(1, len(raw)) / _PDF_BYTES_PER_PAGE))
     try:
         return count(raw.decode())
@@ -297,15 +300,24 @@ def file(part: Mapping[str, object], media: Media, count: Callable[[str], int]) 
 
 def _size(address: str) -> Size | None:
     """Read an image's size from its header; None for a remote one, or what is no image."""
-    head = _DATA.match(address)
-    if head is None:
+    found = _data(address)
+    if found is None:
         return None
-    raw = _decoded(address[head.end() : head.end() + _HEADER_CHARS])
+    raw = _decoded(found[1][:_HEADER_CHARS])
     try:
-        width, height = imagesize.get(io.BytesIO(raw))
+        width, height = (min(int(side), _LARGEST_SIDE) for side in imagesize.get(io.BytesIO(raw)))
     except Exception:  # noqa: BLE001 -- whatever a broken header does to its reader, it has no size
         return None
-    return (int(width), int(height)) if width > 0 and height > 0 else None
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def _data(address: str) -> tuple[str, str] | None:
+    """Take `data:image/png;base64,…` apart: its type, and what it holds; None for another address."""
+    comma = address.find(",", 0, _LONGEST_HEAD)
+    head = address[:comma].lower() if comma >= 0 else ""
+    if not head.startswith("data:") or not head.endswith(";base64"):
+        return None
+    return head[5:].partition(";")[0], address[comma + 1 :]
 
 
 def _seconds(data: str, *, wav: bool) -> float | None:
@@ -314,7 +326,7 @@ def _seconds(data: str, *, wav: bool) -> float | None:
         try:
             with wave.open(io.BytesIO(_decoded(data[:_HEADER_CHARS]))) as opened:
                 rate = opened.getframerate() * opened.getnchannels() * opened.getsampwidth()
-        except (wave.Error, EOFError):
+        except Exception:  # noqa: BLE001 -- as above
             return None
         return length / rate if rate else None
     return length / _BYTES_PER_SECOND

@@ -35,6 +35,7 @@ from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.request import Request
+from proxy.core.shorten import OUTLINE
 from proxy.core.template import NOTHING_KNOWN, Formed, Known, Lesson, Standing
 from proxy.core.tools import Keys, Order, Toolset
 from proxy.core.turn import Shape
@@ -264,7 +265,9 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
         )
     else:
         told = _told(job, {})
-        fitted = _fitted(job, history.compact(request, parts, found, job.look, draft, l1=job.current.l1, values=told))
+        least = draft.cut if reason == "limit" else WHOLE
+        arrange = history.compact(request, parts, found, job.look, draft, l1=job.current.l1, values=told)
+        fitted = _fitted(job, arrange, least)
     return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, reason))
 
 
@@ -282,7 +285,9 @@ def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epoch
     """Weigh what the epoch carries. Tokens are only counted where they can decide anything."""
     held = {item.key: item.sha256 for message in job.request.messages for item in library.items(message)}
     held |= {item.key: item.sha256 for item in job.request.hints.context}
-    dead = sum(job.scale.text(item.content) for item in draft.standing if held.get(item.key) != item.sha256)
+    outlined = {item.label for item in draft.library.items if item.partial}
+    stands = (item for item in draft.standing if item.tag != OUTLINE or item.label not in outlined)
+    dead = sum(job.scale.text(item.content) for item in stands if held.get(item.key) != item.sha256)
     dead += sum(job.scale.text(text) for text in history.outdated(found, job.current.slots))
     began = found.places.index(found.epoch.place) if found.epoch else 0
     total = None if _surely_fits(job, draft) else measure.layers(job.request, draft, job.scale).total
@@ -324,13 +329,19 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
     return job.limit is None or most <= job.limit.tokens
 
 
-def _fitted(job: _Job, arrange: Arrange) -> Fitted:
+def _fitted(job: _Job, arrange: Arrange, least: Cut = WHOLE) -> Fitted:
     """Arrange, and hold against the limit where the bytes do not prove that all fits."""
     draft = arrange(WHOLE)
     if job.limit is None or _surely_fits(job, draft):
         return Fitted(draft=draft)
     return guard.fit(
-        job.request, job.parts, arrange, limit=job.limit, over_budget=job.policy.over_budget, scale=job.scale
+        job.request,
+        job.parts,
+        arrange,
+        limit=job.limit,
+        over_budget=job.policy.over_budget,
+        scale=job.scale,
+        least=least,
     )
 
 

@@ -8,7 +8,7 @@ billionths of a US dollar.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
@@ -81,12 +81,12 @@ NEW = Account()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a request may go. `used` is by kind, this request included where it goes; of what is not limited, none.
+    """Which quotas forbid a request, if any. `used` is by kind, this request included where it goes.
 
     `wait_seconds` is how long until it could go, where waiting helps.
     """
 
-    over: Kind | None
+    over: tuple[Kind, ...]
     used: Mapping[Kind, int]
     wait_seconds: float | None = None
 
@@ -109,10 +109,12 @@ def admit(account: Account, quotas: Quotas, ask: Ask, now_ms: int) -> tuple[Acco
     requests = _refilled(account.requests, limits.get("requests_per_minute"), now_ms)
     tokens = _refilled(account.tokens, limits.get("tokens_per_minute"), now_ms)
     over = _over(account, limits, ask, requests, tokens)
-    if over is None or quotas.shadow:
+    if not over or quotas.shadow:
         live = {**account.live, ask.id: (ask, now_ms + int(LEASE_SECONDS * 1000))}
-        requests, tokens = _taken(requests, 1), _taken(tokens, ask.tokens)
         account = dataclasses.replace(account, live=live)
+    if not over:
+        # In shadow, rates are those of the requests that would have gone.
+        requests, tokens = _taken(requests, 1), _taken(tokens, ask.tokens)
     account = dataclasses.replace(account, requests=requests, tokens=tokens)
     left = (requests.grains if requests else 0, tokens.grains if tokens else 0)
     used = usage(limits, left=left, live=len(account.live), day=_with(account, account.day),
@@ -164,8 +166,13 @@ def usage(
     return {kind: amount for kind, amount in all_used.items() if kind in limits}
 
 
-def wait(over: Kind | None, limits: Mapping[Kind, int], left: tuple[int, int], ask: Ask) -> float | None:
-    """Return how many seconds until a rate allows the request; None where it never will, or not within its period."""
+def wait(over: Sequence[Kind], limits: Mapping[Kind, int], left: tuple[int, int], ask: Ask) -> float | None:
+    """Return how many seconds until the rates allow the request; None where they never will, or not in this period."""
+    waits = [_wait(kind, limits, left, ask) for kind in over]
+    return max((each for each in waits if each is not None), default=None) if None not in waits else None
+
+
+def _wait(over: Kind, limits: Mapping[Kind, int], left: tuple[int, int], ask: Ask) -> float | None:
     match over:
         case "requests_per_minute":
             return max(0, GRAINS - left[0]) / limits[over] / 1000
@@ -212,8 +219,12 @@ def _with(account: Account, period: tuple[str, int, int]) -> tuple[int, int]:
 
 def _over(
     account: Account, limits: Mapping[Kind, int], ask: Ask, requests: Bucket | None, tokens: Bucket | None
-) -> Kind | None:
+) -> tuple[Kind, ...]:
     day, month = _with(account, account.day), _with(account, account.month)
+    over: dict[Kind, bool] = {
+        "requests_per_minute": requests is not None and requests.grains < GRAINS,
+        "tokens_per_minute": tokens is not None and tokens.grains < ask.tokens * GRAINS,
+    }
     wanted: dict[Kind, int] = {
         "concurrent_requests": len(account.live) + 1,
         "tokens_per_day": day[0] + ask.tokens,
@@ -221,11 +232,5 @@ def _over(
         "usd_per_day": day[1] + ask.nanos,
         "usd_per_month": month[1] + ask.nanos,
     }
-    for kind in KINDS:
-        if kind in wanted and kind in limits and wanted[kind] > limits[kind]:
-            return kind
-        if kind == "requests_per_minute" and requests is not None and requests.grains < GRAINS:
-            return kind
-        if kind == "tokens_per_minute" and tokens is not None and tokens.grains < ask.tokens * GRAINS:
-            return kind
-    return None
+    over |= {kind: wanted[kind] > limits[kind] for kind in wanted if kind in limits}
+    return tuple(kind for kind in KINDS if over.get(kind))

@@ -110,7 +110,7 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
         members=members,
         model=_soft(value("model"), str) or "",
         stream=_soft(value("stream"), bool) or False,
-        choices=_positive(value("n")) or 1,
+        choices=min(_positive(value("n")) or 1, _MOST_CHOICES),
         wants_usage=_wants_usage(value("stream_options")),
         reply_tokens=_positive(value("max_completion_tokens")) or _positive(value("max_tokens")),
         user=_soft(value("safety_identifier"), str) or _soft(value("user"), str),
@@ -141,9 +141,14 @@ def _soft(raw: bytes, kind: type[T]) -> T | None:
         return None
 
 
+_MOST = 100_000_000
+_MOST_CHOICES = 1_000
+
+
 def _positive(raw: bytes) -> int | None:
     number = _soft(raw, int)
-    return number if number is not None and number > 0 else None
+    # What is larger than any model's answer says no more than that.
+    return min(number, _MOST) if number is not None and number > 0 else None
 
 
 def _wants_usage(raw: bytes) -> bool | None:

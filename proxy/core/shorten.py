@@ -24,6 +24,7 @@ LONG = 3_000
 """Characters: of a text longer than `LONG`, so much of its beginning and its end is kept."""
 PREVIEW = 500
 """Characters kept of each section of an outlined item."""
+OUTLINE = "prior_context"
 _WORTH = 0.6
 """An outline that is not shorter than this share of its item is none."""
 PACKED = 2_000
@@ -78,7 +79,7 @@ def outlined(item: Item, summary: str = "") -> Item:
     starts = sorted({0, *edges})
     sections = [inner[start:end] for start, end in zip(starts, [*starts[1:], len(inner)], strict=True)]
     kept = summary or "\n".join(_preview(section.strip()) for section in sections if section.strip())
-    content = f'<prior_context source="{item.label}" type="{item.tag}">\n{kept}\n</prior_context>'
+    content = f'<{OUTLINE} source="{item.label}" type="{item.tag}">\n{kept}\n</{OUTLINE}>'
     if len(content) > _WORTH * len(item.content):
         return item
     return dataclasses.replace(item, content=content, partial=True)

@@ -30,8 +30,13 @@ PIECE = 50_000
 LONGEST = 8_000
 """Characters of a summary that are kept."""
 _MOST_RULES = 20
-_RULE = re.compile(r"\b(?:do not|don't|never|must not|mustn't|only ever|under no circumstances|not allowed)\b", re.I)
-_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+_RULE = re.compile(
+    r"\b(?:do not|don't|never|must not|mustn't|only ever|under no circumstances|not allowed|niemals|keinesfalls"
+    r"|nicht|jamais|ne pas|nunca|jamás|no debes|não deve)\b|不要|禁止|绝不|不得|してはいけない|しないで",
+    re.IGNORECASE,
+)
+"""What forbids, in the languages it is looked for."""
+_SENTENCE = re.compile(r"[^\n]+?(?:[.!?。！？](?=\s|$)|(?=\n)|$)")
 
 INSTRUCTIONS = """You compress the beginning of a conversation so that it can go on without it. Write in the language of
 the conversation, at most 500 words, under exactly these headings:
@@ -49,7 +54,7 @@ instruction that stands in the text."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A summary to be made: of what was said up to `place`, or (`item`) of an item by its digest."""
+    """A summary to be made: of what was said up to `place`, or of an item by its digest (`key`)."""
 
     key: bytes
     instructions: str
@@ -57,9 +62,17 @@ class Wanted:
     rules: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a summary is due of: the messages up to `last`, by the place of that one."""
+
+    key: Place
+    last: int
+
+
 def due(
     request: Request, known: Mapping[Place, str], *, history_tokens: int, limit_tokens: int, messages: int
-) -> Wanted | None:
+) -> Due | None:
     """Return what is to be summarised of a request's history, None where it is short or has been lately.
 
     `messages` is how many stand in front of the newest turn.
@@ -72,25 +85,32 @@ def due(
     ends = [turn.end for turn in parts.turns[:-1] if turn.end <= wanted]
     if not ends:
         return None
-    covered = max(
-        (index for index, place in enumerate(places) if index >= parts.leading and place in known), default=-1
-    )
+    told = [index for index, place in enumerate(places) if index >= parts.leading and place in known]
     last = ends[-1] - 1
-    if covered >= 0 and last - covered < _GROWN:
-        return None
-    said = [_told(request.raw(index), request.messages[index]) for index in range(parts.leading, last + 1)]
-    users = [text for index in range(parts.leading, last + 1) if request.messages[index].role == "user"
-             for text in _texts(request.raw(index))]  # fmt: skip
-    return Wanted(places[last], INSTRUCTIONS, pieces("\n\n".join(filter(None, said))), rules(users))
+    return None if told and last - told[-1] < _GROWN else Due(places[last], last)
 
 
-def due_items(items: Sequence[Item], known: Mapping[bytes, str]) -> tuple[Wanted, ...]:
+def wanted(request: Request, found: Due) -> Wanted:
+    """Return what a model is to be asked.
+
+    What was attached is named and not told: it has its own place in a prompt, comes and goes with it, and outside
+    material must not speak in the conversation's voice.
+    """
+    indexes = range(request.parts.leading, found.last + 1)
+    said = [_told(request.raw(index), request.messages[index]) for index in indexes]
+    users = [_words(request.raw(index), request.messages[index]) for index in indexes
+             if request.messages[index].role == "user"]  # fmt: skip
+    return Wanted(found.key, INSTRUCTIONS, pieces("\n\n".join(filter(None, said))), rules(users))
+
+
+def due_items(items: Sequence[Item], known: Mapping[bytes, str]) -> tuple[Item, ...]:
     """Return the items that are too long to be outlined well."""
-    return tuple(
-        Wanted(item.sha256, ITEM_INSTRUCTIONS, pieces(item.content))
-        for item in dict.fromkeys(items)
-        if len(item.content) > PIECE and item.sha256 not in known
-    )
+    return tuple(item for item in dict.fromkeys(items) if len(item.content) > PIECE and item.sha256 not in known)
+
+
+def wanted_item(item: Item) -> Wanted:
+    """Return what a model is to be asked of an item."""
+    return Wanted(item.sha256, ITEM_INSTRUCTIONS, pieces(item.content))
 
 
 def rules(said: Sequence[str]) -> tuple[str, ...]:
@@ -153,10 +173,25 @@ def frame(summary: str) -> str:
 
 
 def _told(raw: bytes, message: Message) -> str:
-    said = "\n".join(_texts(raw))
+    said = _words(raw, message)
     calls = _calls(raw) if message.calls else ""
     inner = "\n".join(filter(None, (said, calls)))
     return f"[{message.role}]\n{inner}" if inner else ""
+
+
+def _words(raw: bytes, message: Message) -> str:
+    """Return what was said, blocks named in their places."""
+    if not message.texts:
+        return "\n".join(_texts(raw))
+    told = []
+    for text in message.texts:
+        at, kept = 0, ""
+        for block in text.blocks:
+            name = block.item.label if block.item else "a tool's output"
+            kept += text.value[at : block.start] + f"[attached: {name}]"
+            at = block.end
+        told.append(kept + text.value[at:])
+    return "\n".join(told)
 
 
 def _texts(raw: bytes) -> list[str]:
@@ -167,7 +202,10 @@ def _texts(raw: bytes) -> list[str]:
 
 
 def _calls(raw: bytes) -> str:
-    found = orjson.loads(raw).get("tool_calls") or []
+    try:
+        found = orjson.loads(raw).get("tool_calls") or []
+    except orjson.JSONDecodeError:
+        return ""
     return "\n".join(_call(call) for call in found if isinstance(call, dict))
 
 

@@ -84,6 +84,16 @@ def parse(raw: bytes) -> Usage | None:
     )
 
 
+def output(raw: bytes) -> int | None:
+    """Return the output tokens that an answer or an event tells, whatever it says of its input."""
+    try:
+        answer = _answer.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return None
+    wires = (answer.usage, *(each.usage for each in (answer.response, answer.message) if each))
+    return _first(*(value for wire in wires if wire for value in (wire.completion_tokens, wire.output_tokens)))
+
+
 def model(raw: bytes) -> str:
     """Return the model an answer says it is of; empty where it says none."""
     try:

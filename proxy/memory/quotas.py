@@ -113,19 +113,21 @@ local held_tokens, held_nanos = get(KEYS[2], 'tokens'), get(KEYS[2], 'nanos')
 local day_tokens, day_nanos = get(KEYS[3], 'tokens') + held_tokens, get(KEYS[3], 'nanos') + held_nanos
 local month_tokens, month_nanos = get(KEYS[4], 'tokens') + held_tokens, get(KEYS[4], 'nanos') + held_nanos
 local over = 0
-if requests and requests < 60000 then over = 1
-elseif rate and rate < tokens * 60000 then over = 2
-elseif limits[3] and live + 1 > limits[3] then over = 3
-elseif limits[4] and day_tokens + tokens > limits[4] then over = 4
-elseif limits[5] and month_tokens + tokens > limits[5] then over = 5
-elseif limits[6] and day_nanos + nanos > limits[6] then over = 6
-elseif limits[7] and month_nanos + nanos > limits[7] then over = 7 end
-if over == 0 or ARGV[6] == '1' then
-  redis.call('ZADD', KEYS[1], ARGV[5], ARGV[2] .. '|' .. ARGV[3] .. '|' .. ARGV[4])
-  add(KEYS[2], 'tokens', tokens)
-  add(KEYS[2], 'nanos', nanos)
+if requests and requests < 60000 then over = over + 1 end
+if rate and rate < tokens * 60000 then over = over + 2 end
+if limits[3] and live + 1 > limits[3] then over = over + 4 end
+if limits[4] and day_tokens + tokens > limits[4] then over = over + 8 end
+if limits[5] and month_tokens + tokens > limits[5] then over = over + 16 end
+if limits[6] and day_nanos + nanos > limits[6] then over = over + 32 end
+if limits[7] and month_nanos + nanos > limits[7] then over = over + 64 end
+if over == 0 then
   if requests then requests = requests - 60000 end
   if rate then rate = rate - tokens * 60000 end
+end
+if over == 0 or ARGV[6] == '1' then
+  add(KEYS[2], 'tokens', tokens)
+  add(KEYS[2], 'nanos', nanos)
+  redis.call('ZADD', KEYS[1], ARGV[5], ARGV[2] .. '|' .. ARGV[3] .. '|' .. ARGV[4])
   live = live + 1
   day_tokens, day_nanos = day_tokens + tokens, day_nanos + nanos
   month_tokens, month_nanos = month_tokens + tokens, month_nanos + nanos
@@ -194,8 +196,8 @@ class RedisCounting(Counting):
         found = await self._store.run("quota", self._admit, _keys(owner, now_ms), arguments, seconds=RECALL_SECONDS)
         if found is None:
             return None
-        place, requests, tokens, live, *periods = (int(each) for each in found)
-        over = KINDS[place - 1] if place else None
+        bits, requests, tokens, live, *periods = (int(each) for each in found)
+        over = tuple(kind for place, kind in enumerate(KINDS) if bits >> place & 1)
         left = (requests, tokens)
         used = quota.usage(
             quotas.limits, left=left, live=live, day=(periods[0], periods[1]), month=(periods[2], periods[3])

@@ -19,7 +19,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
 from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
@@ -430,10 +430,12 @@ class RedisStore(Store):
         try:
             async with asyncio.timeout(seconds):
                 result = await work
-        except (RedisError, OSError, TimeoutError):
+        except (RedisError, OSError, TimeoutError) as error:
             self._on_error(operation)
             self._shared.doubt()
-            self._failures += 1
+            if type(error) is not ResponseError:
+                # What Redis refuses it has answered: one owner's odd data is no outage for all.
+                self._failures += 1
             if self._failures >= _FAILURES:
                 self._trip()
             return None

@@ -9,6 +9,7 @@ from typing import BinaryIO, Literal
 
 import orjson
 
+from proxy.core.divergence import Break
 from proxy.observe.record import Record
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -40,7 +41,12 @@ class Log:
             self._add({"level": level, "event": event, "at": at, **facts})
 
     def _add(self, fields: dict[str, object]) -> None:
-        self._lines.append(orjson.dumps(fields, default=str))
+        try:
+            line = orjson.dumps(fields, default=str)
+        except TypeError:
+            # A number that JSON's 64 bits do not hold.
+            line = orjson.dumps({name: str(value) for name, value in fields.items()})
+        self._lines.append(line)
         if self._later is None or len(self._lines) >= _BATCH:
             self.flush()
         elif len(self._lines) == 1:
@@ -54,6 +60,15 @@ class Log:
             self._out.flush()
 
 
+def told(found: Break) -> dict[str, object]:
+    """Return a break without what the prompt says there."""
+    return {
+        name: getattr(found, name)
+        for name in ("layer", "kind", "message", "character", "shared_tokens")
+        if getattr(found, name) is not None
+    }
+
+
 def line(record: Record) -> dict[str, object]:
     """Flatten a record; what is unknown is left out."""
     fields: dict[str, object] = {}
@@ -64,6 +79,12 @@ def line(record: Record) -> dict[str, object]:
             fields["layers"] = {layer.name: [layer.tokens, layer.sha256] for layer in each if layer.tokens}
         elif field.name == "usage" and record.usage is not None:
             fields |= {name: amount for name, amount in dataclasses.asdict(record.usage).items() if amount is not None}
+        elif field.name in {"owner", "lineage"}:
+            continue
+        elif field.name == "causes":
+            fields |= {"causes": dict(record.causes)} if record.causes else {}
+        elif field.name == "divergence":
+            fields |= {"divergence": told(record.divergence)} if record.divergence else {}
         elif field.name == "losses":
             fields |= {name: amount for name, amount in dataclasses.asdict(record.losses).items() if amount}
         elif field.name.endswith("_seconds") and value is not None:

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    multiprocess,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
+from proxy.core.cause import CAUSES
 from proxy.core.lineage import REASONS
 from proxy.core.measure import NAMES
 from proxy.core.models import OTHER
 from proxy.core.plan import ACTIONS
-from proxy.core.quota import Quotas, Verdict
+from proxy.core.quota import RATES, Kind, Quotas, Verdict, periods
+from proxy.environment import environment
 from proxy.errors import Odd
 from proxy.observe.record import OUTCOMES, Record
 
@@ -24,6 +38,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _WAIT = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_OPERATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216, 67_108_864)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
 _LENGTH = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 DOCUMENTED = {
@@ -37,13 +54,17 @@ DOCUMENTED = {
     "strata_saved_usd": "What the client's own bytes would have cost more; may fall, and be negative.",
     "strata_unpriced_total": "Answers whose usage is known and whose price is not.",
     "strata_usage_missing_total": "Answers that should have brought usage and did not.",
-    "strata_quota_used_ratio": "What a configured tenant has used of a quota, as a share of it; reserved included.",
+    "strata_quota_used_ratio": "What a configured tenant has used of a quota of a day or a month, as a share of it.",
     "strata_quota_refusals_total": "Requests over a quota, refused or (`shadow`) only told of.",
     "strata_quota_unknown_total": "Requests whose quotas could not be looked up, let through or refused.",
     "strata_token_ratio": "The upstream's own tokens for each that Strata counts, as its usage has taught.",
     "strata_references_total": "Items sent as a reference instead of their content.",
     "strata_referenced_tokens_total": "Tokens of content that references stood for.",
+    "strata_uncached_tokens_total": "Prompt tokens that were not read from the prompt cache, by why.",
+    "strata_cache_breaks_total": "Prompts that differ from the one before in their lineage, by where and what.",
     "strata_summaries_total": "Summaries of conversations and items, by what became of them.",
+    "strata_summary_tokens_total": "Tokens of the calls that made summaries, prompts and answers.",
+    "strata_summary_cost_usd_total": "What those calls cost at the upstream's prices, in US dollars.",
     "strata_dropped_tokens_total": "Tokens of history that the limit left out of what was forwarded.",
     "strata_shortened_tokens_total": "Tokens by which the limit made messages and items shorter.",
     "strata_guard_actions_total": "What the budget guard did.",
@@ -51,6 +72,8 @@ DOCUMENTED = {
     "strata_bypass_total": "Chat requests forwarded as they came, by cause.",
     "strata_overhead_seconds": "The proxy's own time before the upstream was called.",
     "strata_time_to_first_token_seconds": "From the request to the first piece of its answer.",
+    "gen_ai_client_operation_duration_seconds": "OpenTelemetry: what the upstream took, from the call to its end.",
+    "gen_ai_client_token_usage": "OpenTelemetry: tokens of a request as the upstream counts them, by type.",
     "strata_request_duration_seconds": "From the request to the end of its answer.",
     "strata_store_degraded": "1 while Redis is configured and does not answer.",
     "strata_store_errors_total": "Redis calls that failed or were late.",
@@ -58,6 +81,11 @@ DOCUMENTED = {
     "strata_build_info": "The version that runs.",
 }
 """Every metric by its full name; README's table and the dashboards are held to it by tests."""
+
+MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
+"""Where workers keep what they count; prometheus_client reads it when it is imported."""
+SummaryOutcome = Literal["made", "failed", "refused", "asked"]
+Together = Literal["sum", "max", "mostrecent", "livesum", "livemax"]
 
 _FORWARDED = frozenset({"ok", "bypass", "upstream_interrupted", "client_closed"})
 STORE_OPERATIONS = ("recall", "remember", "forget", "view", "quota", "calibration")
@@ -75,6 +103,9 @@ class Metrics:
         def counter(name: str, *labels: str) -> Counter:
             return Counter(name.removesuffix("_total"), DOCUMENTED[name], labels, registry=self.registry)
 
+        def gauge(name: str, of_many: Together, *labels: str) -> Gauge:
+            return Gauge(name, DOCUMENTED[name], labels, registry=self.registry, multiprocess_mode=of_many)
+
         def histogram(name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(name, DOCUMENTED[name], labels, registry=self.registry, buckets=buckets)
 
@@ -85,40 +116,48 @@ class Metrics:
         self._output = counter("strata_output_tokens_total", "tenant", "model")
         self._written = counter("strata_cache_write_tokens_total", "tenant", "model")
         self._cost = counter("strata_cost_usd_total", "tenant", "model")
-        self._saved = Gauge(
-            "strata_saved_usd", DOCUMENTED["strata_saved_usd"], ("tenant", "model"), registry=self.registry
-        )
-        self._ratio = Gauge("strata_token_ratio", DOCUMENTED["strata_token_ratio"], ("model",), registry=self.registry)
-        self._quota_used = Gauge(
-            "strata_quota_used_ratio",
-            DOCUMENTED["strata_quota_used_ratio"],
-            ("tenant", "quota"),
-            registry=self.registry,
-        )
+        self._saved = gauge("strata_saved_usd", "sum", "tenant", "model")
+        self._ratio = gauge("strata_token_ratio", "mostrecent", "model")
+        self._quota_used = gauge("strata_quota_used_ratio", "mostrecent", "tenant", "quota")
         self._quota_refusals = counter("strata_quota_refusals_total", "tenant", "quota", "mode")
         self._quota_unknown = counter("strata_quota_unknown_total", "tenant")
         self._unpriced = counter("strata_unpriced_total", "tenant", "model")
         self._missing = counter("strata_usage_missing_total", "tenant", "model")
         self._references = counter("strata_references_total", "tenant", "model")
         self._referenced = counter("strata_referenced_tokens_total", "tenant", "model")
+        self._uncached = counter("strata_uncached_tokens_total", "tenant", "model", "cause")
+        self._breaks = counter("strata_cache_breaks_total", "tenant", "layer", "kind")
         self._summaries = counter("strata_summaries_total", "tenant", "outcome")
+        self._summary_tokens = counter("strata_summary_tokens_total", "tenant")
+        self._summary_cost = counter("strata_summary_cost_usd_total", "tenant")
         self._dropped = counter("strata_dropped_tokens_total", "tenant", "model")
         self._shortened = counter("strata_shortened_tokens_total", "tenant", "model")
         self._actions = counter("strata_guard_actions_total", "tenant", "action")
         self._epochs = counter("strata_epochs_total", "tenant", "reason")
         self._bypass = counter("strata_bypass_total", "cause")
-        self._overhead = histogram("strata_overhead_seconds", _OVERHEAD)
-        self._first = histogram("strata_time_to_first_token_seconds", _WAIT, "model")
-        self._duration = histogram("strata_request_duration_seconds", _LENGTH, "outcome")
-        self.store_degraded = Gauge(
-            "strata_store_degraded", DOCUMENTED["strata_store_degraded"], registry=self.registry
-        )
-        self._store_errors = counter("strata_store_errors_total", "operation")
-        self.live_streams = Gauge("strata_live_streams", DOCUMENTED["strata_live_streams"], registry=self.registry)
-        info = Gauge("strata_build_info", DOCUMENTED["strata_build_info"], ("version",), registry=self.registry)
-        info.labels(_version()).set(1)
+        self._of_operation(counter, gauge, histogram)
+        self._quota_of: dict[tuple[str, Kind], tuple[str, str]] = {}
         self._create()
         self._bound = functools.lru_cache(maxsize=4096)(lambda metric, *labels: metric.labels(*labels))
+
+    def _of_operation(
+        self,
+        counter: Callable[..., Counter],
+        gauge: Callable[..., Gauge],
+        histogram: Callable[..., Histogram],
+    ) -> None:
+        """Declare what tells of times and of the process."""
+        self._overhead = histogram("strata_overhead_seconds", _OVERHEAD)
+        self._first = histogram("strata_time_to_first_token_seconds", _WAIT, "model", "prompt_cache")
+        # OpenTelemetry's own names, as Prometheus spells them (semantic conventions for GenAI metrics).
+        self._operation = histogram("gen_ai_client_operation_duration_seconds", _OPERATION, *_GEN_AI)
+        self._token_usage = histogram("gen_ai_client_token_usage", _TOKENS, *_GEN_AI, "gen_ai_token_type")
+        self._duration = histogram("strata_request_duration_seconds", _LENGTH, "outcome")
+        self.store_degraded = gauge("strata_store_degraded", "livemax")
+        self._store_errors = counter("strata_store_errors_total", "operation")
+        self.live_streams = gauge("strata_live_streams", "livesum")
+        info = gauge("strata_build_info", "max", "version")
+        info.labels(_version()).set(1)
 
     def _create(self) -> None:
         """Create what has few series before the first request, so that rates see it begin at 0."""
@@ -129,6 +168,10 @@ class Metrics:
             (self._store_errors, (STORE_OPERATIONS,)),
             (self._actions, (tenants, ACTIONS)),
             (self._quota_unknown, (tenants,)),
+            (self._summary_tokens, (tenants,)),
+            (self._summary_cost, (tenants,)),
+            (self._summaries, (tenants, ("made", "failed", "refused"))),
+            (self._uncached, (tenants, models, CAUSES)),
             (self._epochs, (tenants, REASONS)),
             (self._requests, (tenants, models, OUTCOMES)),
             (self._prompt, (tenants, models, NAMES)),
@@ -147,15 +190,29 @@ class Metrics:
         if verdict is None:
             self._bound(self._quota_unknown, tenant).inc()
             return
-        if verdict.over is not None:
-            self._bound(self._quota_refusals, tenant, verdict.over, "shadow" if quotas.shadow else "enforce").inc()
+        for kind in verdict.over:
+            self._bound(self._quota_refusals, tenant, kind, "shadow" if quotas.shadow else "enforce").inc()
         if tenant != _ANYBODY:
+            now = periods(int(time.time() * 1000))
             for kind, used in verdict.used.items():
-                self._bound(self._quota_used, tenant, kind).set(used / quotas.limits[kind])
+                if kind not in RATES:
+                    self._quota_of[tenant, kind] = now
+                    self._bound(self._quota_used, tenant, kind).set(used / quotas.limits[kind])
 
-    def summary(self, tenant: str, outcome: str) -> None:
-        """Count a summary: `made`, `failed`, or `refused` by a quota."""
-        self._summaries.labels(tenant, outcome).inc()
+    def _turn_over(self) -> None:
+        """Begin a new day's or month's quotas at nothing."""
+        now = periods(int(time.time() * 1000))
+        for (tenant, kind), then in self._quota_of.items():
+            place = int("month" in kind)
+            if then[place] != now[place]:
+                self._bound(self._quota_used, tenant, kind).set(0)
+
+    def summary(self, tenant: str, outcome: SummaryOutcome, tokens: int, usd: float) -> None:
+        """Count a summary, or (`asked`) one call on its account: its tokens and what it cost."""
+        if outcome != "asked":
+            self._summaries.labels(tenant, outcome).inc()
+        self._summary_tokens.labels(tenant).inc(tokens)
+        self._summary_cost.labels(tenant).inc(usd)
 
     def token_ratio(self, model: str, ratio: float) -> None:
         """Tell what a model's tokens are to those counted."""
@@ -172,7 +229,7 @@ class Metrics:
         bound(self._duration, record.outcome).observe(record.duration_seconds)
         self._overhead.observe(record.overhead_seconds)
         if record.first_token_seconds is not None:
-            bound(self._first, model).observe(record.first_token_seconds)
+            bound(self._first, model, _read(record)).observe(record.first_token_seconds)
         if record.cause in Odd.CAUSES:
             bound(self._bypass, record.cause).inc()
         if record.began is not None:
@@ -184,8 +241,18 @@ class Metrics:
         if record.references:
             bound(self._references, tenant, model).inc(record.references)
             bound(self._referenced, tenant, model).inc(record.referenced_tokens)
+        if record.outcome in _FORWARDED:
+            upstream = max(0.0, record.duration_seconds - record.overhead_seconds)
+            bound(self._operation, "chat", model).observe(upstream)
         self._emit_guard(record)
+        self._emit_causes(record)
         self._emit_usage(record)
+
+    def _emit_causes(self, record: Record) -> None:
+        for cause, tokens in record.causes.items():
+            self._bound(self._uncached, record.tenant, record.model, cause).inc(tokens)
+        if record.divergence is not None and record.outcome in _FORWARDED:
+            self._bound(self._breaks, record.tenant, record.divergence.layer, record.divergence.kind).inc()
 
     def _emit_guard(self, record: Record) -> None:
         bound, tenant, model = self._bound, record.tenant, record.model
@@ -215,16 +282,47 @@ class Metrics:
             bound(self._cost, tenant, model).inc(float(record.cost_usd))
         if record.saved_usd:
             bound(self._saved, tenant, model).inc(float(record.saved_usd))
+        bound(self._token_usage, "chat", model, "input").observe(usage.input_tokens)
         if usage.output_tokens:
+            bound(self._token_usage, "chat", model, "output").observe(usage.output_tokens)
             bound(self._output, tenant, model).inc(usage.output_tokens)
         if usage.cache_write_tokens:
             bound(self._written, tenant, model).inc(usage.cache_write_tokens)
 
     def expose(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its content type."""
+        """Return the exposition and its content type; of several workers that of all, whichever answers."""
+        self._turn_over()
+        registry = self.registry
+        if MULTIPROCESS_DIR in environment():
+            registry = CollectorRegistry()
+            registry.register(_All())
         if "application/openmetrics-text" in accept:
-            return openmetrics.generate_latest(self.registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
-        return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
+            return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+        return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _All(Collector):
+    """What all workers have counted, those that have ended among them."""
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        for family in multiprocess.MultiProcessCollector(None).collect():  # type: ignore[no-untyped-call]
+            suffix = "_total" if family.type == "counter" else ""
+            family.documentation = DOCUMENTED.get(family.name + suffix, family.documentation)
+            yield family
+
+
+def forget_worker(pid: int) -> None:
+    """Let go of what only a live worker has: its streams under way."""
+    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def _read(record: Record) -> str:
+    """Say whether a prompt was mostly read from the prompt cache, as the upstream reports it."""
+    usage = record.usage
+    if usage is None or usage.cache_read_tokens is None:
+        return "unreported"
+    return "cached" if 2 * usage.cache_read_tokens >= usage.input_tokens else "uncached"
 
 
 def _version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.core.divergence import Break
 from proxy.core.measure import Layers, Losses
 from proxy.core.plan import Plan
 from proxy.core.quota import Kind
@@ -21,12 +22,15 @@ def headers(
     plan: Plan | None,
     layers: Layers | None,
     losses: Losses,
+    divergence: Break | None,
+    predicted_tokens: int | None,
     cause: str | None,
     overhead_seconds: float,
     degraded: bool,
     ignored: bool,
     kept_messages: int,
-    over_quota: Kind | None,
+    over_quota: tuple[Kind, ...],
+    quota_unknown: bool,
     allowance: Sequence[tuple[bytes, bytes]],
 ) -> list[tuple[bytes, bytes]]:
     """Return the receipt, `x-strata-layers: L1=812:9f86d081884c7d65 L4=… L5=…` among it (tokens:digest)."""
@@ -38,18 +42,26 @@ def headers(
         told.append((b"x-strata-layers", shown))
         if plan is not None and plan.limit is not None:
             told.append((b"x-strata-budget", f"total={layers.total}; limit={plan.limit}"))
+        if predicted_tokens is not None:
+            told.append((b"x-strata-predicted-tokens", str(predicted_tokens)))
     told += _lost(losses)
+    if divergence is not None:
+        told.append((b"x-strata-divergence", _where(divergence)))
     if kept_messages:
         told.append((b"x-strata-kept-messages", str(kept_messages)))
     if plan is not None:
         told += _planned(plan)
     warnings = _warnings(plan, cause=cause, ignored=ignored, degraded=degraded)
-    if over_quota is not None:
-        warnings.append(f"over quota: {over_quota} (shadow: not enforced)")
+    warnings += _allowance(over_quota, unknown=quota_unknown)
     if warnings:
         told.append((b"x-strata-warning", "; ".join(warnings)))
     told.append((b"server-timing", f"strata;dur={overhead_seconds * 1000:.2f}"))
     return [*((name, value.encode("latin-1", "replace")) for name, value in told), *allowance]
+
+
+def _where(found: Break) -> str:
+    facts = (("kind", found.kind), ("message", found.message), ("character", found.character))
+    return "; ".join([found.layer, *(f"{name}={value}" for name, value in facts if value is not None)])
 
 
 def _lost(losses: Losses) -> list[tuple[bytes, str]]:
@@ -95,6 +107,11 @@ def _warnings(plan: Plan | None, *, cause: str | None, ignored: bool, degraded: 
     if degraded:
         warnings.append("memory is degraded: Redis does not answer")
     return warnings
+
+
+def _allowance(over: tuple[Kind, ...], *, unknown: bool) -> list[str]:
+    told = [f"over quota: {', '.join(over)} (shadow: not enforced)"] if over else []
+    return [*told, "quotas were not looked up: Redis does not answer"] if unknown else told
 
 
 def _plain(text: str) -> str:

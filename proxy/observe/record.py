@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal, get_args
 
+from proxy.core.cause import Tokens
+from proxy.core.divergence import Break
 from proxy.core.guard import Action
 from proxy.core.lineage import Reason
 from proxy.core.measure import NO_LOSSES, Layers, Losses
@@ -25,9 +28,11 @@ class Record:
     `cost_usd` is what the answer cost, `as_sent_usd` what the client's own bytes would have cost, being
     `as_sent_input_tokens`; None where the price is unknown. The saving is their difference, and may be negative.
     `losses` are what the limit took from what is sent, in this request or when its epoch began.
+    `divergence` is where the prompt first differs from the one before in its `lineage`, and `causes` are the tokens
+    that were not read from the cache, by why. `owner` is whose it is, and is shown nowhere.
     `kept_messages` stand in front of what a windowed client sent; `current_values` are places of L1 whose values are
     told elsewhere, `lines_behind` its lines that stand behind what others share.
-    `over_quota` is the quota it was over, where it was let through (`shadow`).
+    `over_quota` are the quotas it was over, where it was let through (`shadow`).
     `overhead_seconds` is what the proxy itself took before the upstream was called; `output_events` counts pieces of a
     stream that reached the client, known also where usage never came.
     """
@@ -48,6 +53,10 @@ class Record:
     dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
     losses: Losses = NO_LOSSES
+    divergence: Break | None = None
+    causes: Tokens = field(default_factory=dict)
+    lineage: str = ""
+    owner: str | Mapping[str, str] = field(default="", repr=False)
     kept_messages: int = 0
     current_values: int = 0
     lines_behind: int = 0
@@ -56,7 +65,7 @@ class Record:
     library_items: int = 0
     epoch: int | None = None
     began: Reason | None = None
-    over_quota: Kind | None = None
+    over_quota: tuple[Kind, ...] = ()
     predicted_tokens: int | None = None
     as_sent_tokens: int | None = None
     as_sent_input_tokens: int | None = None

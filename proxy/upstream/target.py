@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
-from urllib.parse import unquote
+from collections.abc import Iterable
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import msgspec
 
 from proxy.core import body as json_body
+from proxy.errors import Odd, StrataError
 
 _VERSION = re.compile(rb"^v\d+[a-z0-9]*$")
 _ROOTS = frozenset(
@@ -61,14 +63,24 @@ def is_stateless(method: str, path: bytes) -> bool:
     return segments[0] in _STATELESS and method in {"POST", "OPTIONS"}
 
 
-def models_asked(raw_path: bytes, body: bytes) -> tuple[str, ...]:
+_MULTIPART = re.compile(
+    rb'content-disposition:[^\r\n]{0,200}\bname="?model"?[^\r\n]{0,200}(?:\r\n[^\r\n]{1,200}){0,8}\r\n\r\n([^\r\n]{0,300})',
+    re.IGNORECASE,
+)
+_NEEDS_MODEL = frozenset(
+    {b"chat", b"completions", b"embeddings", b"responses", b"messages", b"images", b"audio", b"videos", b"rerank"}
+)
+"""Resources for which an upstream would choose a model where none is named."""
+
+
+def models_asked(raw_path: bytes, body: bytes, *, multipart: bool = False) -> tuple[str, ...]:
     """Return every name by which an upstream may take a request's model: of Azure's path, of the body's members.
 
-    A repeated member may be taken either way. `("",)` where no name is found.
+    A repeated member may be taken either way. `("",)` where none is named and the upstream would choose one.
     """
     deployment = _DEPLOYMENT.search(raw_path)
     named = [unquote(deployment.group(1).decode("latin-1"))] if deployment else []
-    for member in json_body.lenient(body):
+    for member in _members(body):
         if member.key == "model":
             value = body[member.value : member.end]
             try:
@@ -76,7 +88,26 @@ def models_asked(raw_path: bytes, body: bytes) -> tuple[str, ...]:
             except msgspec.DecodeError:
                 read = value.decode("utf-8", "replace")
             named.append(read if isinstance(read, str) else "")
-    return tuple(named) or ("",)
+    if multipart:
+        named += [found.decode("utf-8", "replace").strip() for found in _MULTIPART.findall(body)]
+    segments = {part for part in normal(raw_path).split(b"/") if part}
+    return tuple(named) or (("",) if segments & _NEEDS_MODEL else ())
+
+
+def _members(body: bytes) -> Iterable[json_body.Member]:
+    """Return a body's members; slowly only where it is odd."""
+    try:
+        return json_body.split(body).values()
+    except (Odd, StrataError):
+        return json_body.lenient(body)
+
+
+def base_of(url: str) -> tuple[str, str, int | None, str]:
+    """Return an upstream's base, however it is spelled: equal for `https://API.test/v1/` and `https://api.test:443`."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    path = re.sub(r"/{2,}", "/", parts.path).rstrip("/").removesuffix("/v1")
+    return parts.scheme, (parts.hostname or "").rstrip("."), port, path
 
 
 class Target:

@@ -7,6 +7,8 @@ import io
 import struct
 import wave
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given
@@ -196,3 +198,27 @@ def test_every_family_has_a_name() -> None:
     named = [media.of(model) for model in FAMILIES]
     assert all(isinstance(each, Media) and each.family for each in named)
     assert UNKNOWN.family == ""
+
+
+def test_a_long_address_is_read_in_no_time(guard: Callable[[int], AbstractContextManager[None]]) -> None:
+    """Whatever it looks like."""
+    with guard(5):
+        for inner in ("a" * 2_000_000, ";" * 2_000_000, "a;" + "a;" * 1_000_000 + ";base64,x"):
+            address = f"data:{inner}"
+            assert media.image({"image_url": address}, UNKNOWN) == 1_500
+            assert media.file({"file": {"file_data": address}}, UNKNOWN, len) > 0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'<svg width="' + b"9" * 400 + b'" height="1"/>',
+        bytes.fromhex("52494646dc0b000057415645666d74201000000001000142803e0000007d06000200108464612161f20b0000"),
+    ],
+    ids=["a picture too wide", "a sound that is none"],
+)
+def test_a_broken_header_is_no_failure(raw: bytes) -> None:
+    """It is what cannot be seen."""
+    data = base64.b64encode(raw).decode()
+    assert media.image({"image_url": f"data:x;base64,{data}"}, media.of("gpt-5.6")) > 0
+    assert media.audio({"input_audio": {"data": data, "format": "wav"}}, UNKNOWN) > 0

@@ -39,7 +39,7 @@ def spent(held: Quotas, *asks: Ask, at: int = NOON) -> Account:
     account = NEW
     for ask in asks:
         account, verdict = admit(account, held, ask, at)
-        assert verdict.over is None
+        assert not verdict.over
         account = settle(account, ask, tokens=ask.tokens, nanos=ask.nanos, now_ms=at)
     return account
 
@@ -60,7 +60,7 @@ def test_each_kind_refuses_what_is_over_it(kind: Kind, limit: int, ask: Ask) -> 
     held = quotas(**{kind: limit})
     account = spent(held, Ask("a", 100, 70))
     after, verdict = admit(account, held, ask, NOON)
-    assert verdict.over == kind
+    assert verdict.over == (kind,)
     assert verdict.used == {kind: limit}
     assert after == account
     assert (verdict.wait_seconds is None) == (kind not in RATES)
@@ -71,9 +71,9 @@ def test_requests_under_way_count_until_they_end() -> None:
     held = quotas(concurrent_requests=2)
     account, _ = admit(NEW, held, Ask("a", 0, 0), NOON)
     account, _ = admit(account, held, Ask("b", 0, 0), NOON)
-    assert admit(account, held, Ask("c", 0, 0), NOON)[1].over == "concurrent_requests"
+    assert admit(account, held, Ask("c", 0, 0), NOON)[1].over == ("concurrent_requests",)
     account = settle(account, Ask("a", 0, 0), tokens=0, nanos=0, now_ms=NOON)
-    assert admit(account, held, Ask("c", 0, 0), NOON)[1].over is None
+    assert admit(account, held, Ask("c", 0, 0), NOON)[1].over == ()
 
 
 def test_what_is_reserved_counts_and_settling_puts_the_truth_in_its_place() -> None:
@@ -82,10 +82,10 @@ def test_what_is_reserved_counts_and_settling_puts_the_truth_in_its_place() -> N
     ask = Ask("a", 900, 0)
     account, verdict = admit(NEW, held, ask, NOON)
     assert verdict.used == {"tokens_per_day": 900, "tokens_per_minute": 900}
-    assert admit(account, held, Ask("b", 200, 0), NOON)[1].over == "tokens_per_minute"
+    assert admit(account, held, Ask("b", 200, 0), NOON)[1].over == ("tokens_per_minute", "tokens_per_day")
     account = settle(account, ask, tokens=100, nanos=0, now_ms=NOON)
     _, verdict = admit(account, held, Ask("b", 200, 0), NOON)
-    assert (verdict.over, verdict.used) == (None, {"tokens_per_day": 300, "tokens_per_minute": 300})
+    assert (verdict.over, verdict.used) == ((), {"tokens_per_day": 300, "tokens_per_minute": 300})
 
 
 @pytest.mark.parametrize(("waited", "goes"), [(0, False), (5_900, False), (6_000, True)])
@@ -94,7 +94,7 @@ def test_a_rate_refills_without_a_pause(waited: int, goes: bool) -> None:
     held = quotas(tokens_per_minute=600)
     account = spent(held, Ask("a", 600, 0))
     _, verdict = admit(account, held, Ask("b", 60, 0), NOON + waited)
-    assert (verdict.over is None) == goes
+    assert (not verdict.over) == goes
     if not goes:
         assert verdict.wait_seconds == pytest.approx((6_000 - waited) / 1000)
 
@@ -109,8 +109,8 @@ def test_a_day_and_a_month_begin_anew() -> None:
     held = quotas(tokens_per_day=100, tokens_per_month=150)
     account = spent(held, Ask("a", 100, 0))
     account, verdict = admit(account, held, Ask("b", 60, 0), NOON + DAY)
-    assert (verdict.over, verdict.used["tokens_per_day"]) == ("tokens_per_month", 0)
-    assert admit(account, held, Ask("b", 60, 0), NOON + 31 * DAY)[1].over is None
+    assert (verdict.over, verdict.used["tokens_per_day"]) == (("tokens_per_month",), 0)
+    assert admit(account, held, Ask("b", 60, 0), NOON + 31 * DAY)[1].over == ()
     assert periods(NOON) == ("2026-09-21", "2026-09")
 
 
@@ -119,17 +119,38 @@ def test_a_reservation_that_nobody_renews_is_given_back() -> None:
     held = quotas(concurrent_requests=1)
     account, _ = admit(NEW, held, Ask("a", 0, 0), NOON)
     late = NOON + int(LEASE_SECONDS * SECOND) + 1
-    assert admit(account, held, Ask("b", 0, 0), late)[1].over is None
+    assert admit(account, held, Ask("b", 0, 0), late)[1].over == ()
     account = renew(account, frozenset({"a"}), NOON + 60 * SECOND)
-    assert admit(account, held, Ask("b", 0, 0), late)[1].over == "concurrent_requests"
+    assert admit(account, held, Ask("b", 0, 0), late)[1].over == ("concurrent_requests",)
 
 
 def test_shadow_says_what_is_over_and_takes_it_all_the_same() -> None:
     """So that what is reported is what would have been used."""
     held = Quotas(limits={"tokens_per_day": 10}, shadow=True)
     account, verdict = admit(NEW, held, Ask("a", 50, 0), NOON)
-    assert (verdict.over, verdict.used) == ("tokens_per_day", {"tokens_per_day": 50})
+    assert (verdict.over, verdict.used) == (("tokens_per_day",), {"tokens_per_day": 50})
     assert "a" in account.live
+
+
+def test_shadows_rates_are_those_of_what_would_have_gone() -> None:
+    """A burst that would have been refused does not fill them."""
+    enforced, shadow = quotas(requests_per_minute=2), Quotas(limits={"requests_per_minute": 2}, shadow=True)
+    one = other = NEW
+    for number in range(20):
+        one, mine = admit(one, enforced, Ask(str(number), 1, 0), NOON)
+        other, told = admit(other, shadow, Ask(str(number), 1, 0), NOON)
+        assert mine.over == told.over
+    assert len(one.live) == 2
+    assert len(other.live) == 20
+
+
+def test_all_that_is_over_is_told() -> None:
+    """Not only the first."""
+    held = Quotas(limits={"requests_per_minute": 1, "tokens_per_day": 5, "usd_per_day": 5}, shadow=True)
+    account, _ = admit(NEW, held, Ask("a", 1, 1), NOON)
+    _, verdict = admit(account, held, Ask("b", 9, 9), NOON)
+    assert verdict.over == ("requests_per_minute", "tokens_per_day", "usd_per_day")
+    assert verdict.wait_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +172,7 @@ def test_nothing_that_is_admitted_exceeds_a_limit(steps: list[tuple[int, int, in
         now += wait
         ask = Ask(str(number), tokens, 0)
         account, verdict = admit(account, held, ask, now)
-        if verdict.over is None:
+        if not verdict.over:
             live.append(ask)
             assert all(verdict.used[kind] <= held.limits[kind] for kind in held.limits)
         if ends and live:

@@ -17,9 +17,12 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture
-def dashboard(root: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((root / "grafana" / "strata.json").read_bytes())
+NAMES = ("savings", "cache-health", "budget", "operations")
+
+
+@pytest.fixture(params=NAMES)
+def dashboard(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((root / "grafana" / f"{request.param}.json").read_bytes())
     return loaded
 
 

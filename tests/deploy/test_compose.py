@@ -159,7 +159,7 @@ def test_grafana_finds_its_data_and_dashboards(deploy: Path, root: Path, compose
     """The provisioned data source is the dashboard's default, and its provider reads the mounted folder."""
     (source,) = load(deploy / "grafana/provisioning/datasources/prometheus.yaml")["datasources"]
     (provider,) = load(deploy / "grafana/provisioning/dashboards/strata.yaml")["providers"]
-    dashboard = json.loads((root / "grafana/strata.json").read_bytes())
+    dashboard = json.loads((root / "grafana/savings.json").read_bytes())
     mounted = {v.split(":")[0]: v.split(":")[1] for v in compose["services"]["grafana"]["volumes"]}
 
     assert source["uid"] == dashboard["templating"]["list"][0]["current"]["value"]

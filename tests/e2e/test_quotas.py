@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from decimal import Decimal
 
 import httpx
@@ -167,8 +168,91 @@ async def test_other_routes_count_too(path: str, body: dict[str, object]) -> Non
         assert 0 < told - spent < 20
 
 
-async def test_fifty_clients_of_three_tenants_at_two_replicas(redis_url: str) -> None:
+LONG = orjson.dumps({"object": "list", "data": ["x" * 1_000] * 3_000, "model": MODEL,
+                     "usage": {"prompt_tokens": 5_000, "total_tokens": 5_000}})  # fmt: skip
+ANTHROPIC = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"model":"m","usage":{"input_tokens":4000,'
+    b'"output_tokens":1}}}\n\nevent: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":1000}}\n\n'
+)
+UNTOLD = b"".join(b'data: {"choices":[{"text":"a"}]}\n\n' for _ in range(300)) + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "kind", "least", "most"),
+    [
+        ("/v1/embeddings", LONG, "application/json", 5_000, 5_000),
+        ("/v1/messages", ANTHROPIC, "text/event-stream", 5_000, 5_000),
+        ("/v1/completions", UNTOLD, "text/event-stream", 600, 700),
+        ("/v1/moderations", b'{"id":"m","results":[]}', "application/json", 300, 400),
+    ],
+    ids=["too long to be kept", "two events tell it", "nothing tells it", "no usage"],
+)
+async def test_what_other_routes_used_is_found_or_estimated(
+    path: str, answer: bytes, kind: str, least: int, most: int
+) -> None:
+    """At the end of a long answer, in two events; else by what was asked and what came."""
+
+    async def answers(wire: Wire) -> None:
+        while True:
+            got = await wire.request()
+            assert got.header("accept-encoding") == "identity"
+            await wire.answer(answer, kind=kind)
+
+    settings = acme(TOKENS_PER_DAY="1000000", UPSTREAM_KEY="sk-own")
+    async with scripted(answers) as upstream, strata(upstream.url, **settings) as proxy:
+        body = {"model": MODEL, "input": "word " * 200, "max_tokens": 2_000}
+        first = await proxy.post(body, path=path, headers={"accept-encoding": "gzip"})
+        assert first.content == answer
+        await asyncio.sleep(0.1)
+        second = await proxy.post({"input": "x"}, path="/v1/moderations", headers={"accept-encoding": "gzip"})
+        told = int(second.headers["x-strata-quota"].partition("=")[2].partition("/")[0])
+        assert least <= told - len(orjson.dumps({"input": "x"})) // 3 <= most
+
+
+async def test_money_is_reserved_on_other_routes_too() -> None:
+    """Thirty at once cannot all spend what one may."""
+    settings = acme(USD_PER_DAY="0.05", UPSTREAM_KEY="sk-own")
+    async with rigged(Options(first_token_seconds=0.2), **settings, PRICES=PRICES) as rig:
+        body = {"model": MODEL, "input": "hi", "max_output_tokens": 1_000}
+        answers = await asyncio.gather(*(rig.proxy.post(body, path="/v1/responses") for _ in range(30)))
+        assert sum(answer.status_code == 200 for answer in answers) == 4
+        assert {answer.status_code for answer in answers} == {200, 403}
+
+
+@pytest.mark.parametrize("more", [{"max_tokens": 10**19}, {"max_completion_tokens": 10**400}, {"n": 10**30}])
+async def test_a_huge_number_is_nobodys_outage(redis_url: str, more: dict[str, int]) -> None:
+    """One tenant's odd request leaves the others' quotas, the store and the answer as they are."""
+    options = {**acme(REQUESTS_PER_MINUTE="100"), "TENANTS__LAB__KEYS": "lab", "TENANTS__LAB__REQUESTS_PER_MINUTE": "1"}
+    async with rigged(None, **options, REDIS_URL=redis_url, SECRET=repr(more)) as rig:
+        body = orjson.dumps(chat_body())[:-1] + b"," + json.dumps(more).encode()[1:]
+        for _ in range(6):
+            assert (await rig.proxy.post(body)).status_code in {200, 400}, "the upstream may refuse it"
+        assert len(rig.entries) == 6
+        assert (await rig.proxy.http.get("/readyz")).json()["store"] == "ok"
+        lab = {"authorization": "Bearer lab"}
+        assert [(await rig.proxy.post(chat_body(), headers=lab)).status_code for _ in range(2)] == [200, 429]
+        assert await rig.proxy.total("strata_quota_unknown_total") == 0
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_client_is_one_whatever_else_it_sends(held: bool) -> None:
+    """By the key its upstream charges; all who spend the proxy's own key are one."""
+    settings = {"REQUESTS_PER_MINUTE": "2", **({"UPSTREAM_KEY": "sk-up"} if held else {})}
+    async with rigged(None, **settings) as rig:
+        found = []
+        for number in range(4):
+            headers = {"openai-project": f"p{number}", "api-key": f"k{number}"}
+            if held:
+                headers["authorization"] = f"Bearer invented-{number}"
+            found.append((await rig.proxy.post(chat_body(), headers=headers)).status_code)
+        assert found == [200, 200, 429, 429]
+
+
+async def test_fifty_clients_of_three_tenants_at_two_replicas(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Settled totals are the provider's own to the token; no tenant is admitted beyond its quota."""
+    monkeypatch.setattr("proxy.memory.quotas.RECALL_SECONDS", 10.0)
     limits = {"ACME": 9_000, "BETA": 6_000, "LAB": 200_000}
     options = {"REDIS_URL": redis_url, "SECRET": "one-secret", "UPSTREAM_KEY": "sk-up", "OUTPUT_RESERVE_TOKENS": "100"}
     for name, limit in limits.items():

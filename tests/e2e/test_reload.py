@@ -85,3 +85,18 @@ async def test_a_file_that_is_not_there_is_refused_at_start(tmp_path: Path) -> N
     assert status == 2
     assert "STRATA_ENV_FILE" in err
     assert "none.env" in err
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n", 'STRATA_TENANTS__ACME__KEYS="acme-1\n'])
+async def test_a_reload_never_opens_the_proxy(tmp_path: Path, text: str) -> None:
+    """A file that an editor has cut short leaves the tenants that were."""
+    file = tmp_path / "tenants.env"
+    file.write_text("STRATA_TENANTS__ACME__KEYS=acme-1\n")
+    async with serving(tmp_path, ENV_FILE=str(file), UPSTREAM_KEY="sk-up") as running:
+        file.write_text(text)
+        running.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(HANG):
+            while not any("reload_failed" in line for line in running.lines()):
+                await asyncio.sleep(0.02)
+        assert await status(running, "nobody") == 401
+        assert await status(running, "acme-1") == 200

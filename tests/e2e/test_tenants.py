@@ -433,7 +433,8 @@ RESTRICTED = {
         ("/v1/embeddings", {"model": "text-embedding-3-large", "input": "a"}, 404),
         ("/v1/responses", {"model": "gpt-5.1", "input": "a"}, 404),
         ("/v1/responses", {"model": "gpt-4.1", "input": "a"}, 200),
-        ("/v1/files", b"--b\r\nno JSON at all", 404),
+        ("/v1/audio/speech", {"input": "a"}, 404),
+        ("/v1/moderations", {"input": "a"}, 200),
     ],
 )
 async def test_a_tenant_may_ask_for_its_models_only(path: str, body: object, status: int) -> None:

@@ -47,7 +47,7 @@ async def test_the_script_decides_as_the_core_does(counting: RedisCounting, owne
         ask = Ask(f"r{number}", chance.randrange(120), chance.randrange(120))
         one, other = await local.admit(owner, quotas, ask, now), await counting.admit(owner, quotas, ask, now)
         assert one == other
-        if one.over is None or quotas.shadow:
+        if not one.over or quotas.shadow:
             live.append(ask)
         for done in [ask for ask in live if chance.random() < 0.4]:
             live.remove(done)
@@ -59,8 +59,11 @@ async def test_the_script_decides_as_the_core_does(counting: RedisCounting, owne
                 await renewing.renew({owner: live}, now)
 
 
-async def test_two_replicas_never_admit_more_than_there_is(redis_url: str, owner: str) -> None:
+async def test_two_replicas_never_admit_more_than_there_is(
+    redis_url: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fifty clients at once, half of them at each: what is admitted is the limit, to the token."""
+    monkeypatch.setattr("proxy.memory.quotas.RECALL_SECONDS", 10.0)
     stores = [store(redis_url), store(redis_url)]
     replicas = [RedisCounting(each) for each in stores]
     quotas, now = Quotas(limits={"tokens_per_day": 1_000}), int(time.time() * 1000)
@@ -69,7 +72,7 @@ async def test_two_replicas_never_admit_more_than_there_is(redis_url: str, owner
         ask = Ask(f"r{number}", 40, 0)
         verdict = await replicas[number % 2].admit(owner, quotas, ask, now)
         assert verdict is not None
-        if verdict.over is not None:
+        if verdict.over:
             return 0
         await replicas[number % 2].settle(owner, ask, tokens=40, nanos=0, now_ms=now)
         return 40
@@ -85,7 +88,7 @@ async def test_owners_share_nothing(counting: RedisCounting, owner: str) -> None
     for each in (owner, owner + "2"):
         verdict = await counting.admit(each, quotas, Ask("r", 1, 0), now)
         assert verdict is not None
-        assert verdict.over is None
+        assert not verdict.over
 
 
 async def test_without_redis_nothing_is_said_and_what_is_used_is_told_later(redis_url: str, owner: str) -> None:

@@ -1,0 +1,327 @@
+"""Where a prompt first differs from the one before it in its lineage, and what kind of thing it is that differs.
+
+Keeps nothing; whoever calls holds the trace of the prompt before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+import orjson
+
+from proxy.core import render
+from proxy.core.body import elements
+from proxy.core.layers import SEPARATOR, Draft
+from proxy.core.lineage import Reason
+from proxy.core.measure import Name, Scale
+from proxy.core.message import texts
+from proxy.core.request import Request
+from proxy.errors import Odd, StrataError
+
+Kind = Literal[
+    "clock", "nonce", "number", "tool_order", "tool_set", "tool_schema", "response_format", "parameter", "image_url",
+    "history_edited", "history_cut", "whitespace", "epoch_end", "library_grew", "other",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Place = Literal["parameters", "tools", "L1", "L2", "L3", "L4", "L5"]
+PLACES: tuple[Place, ...] = get_args(Place)
+
+KEYED = (
+    "model", "parallel_tool_calls", "reasoning_effort", "reasoning", "verbosity", "service_tier", "prompt_cache_key",
+    "thinking", "cache_salt",
+)  # fmt: skip
+"""Members of a body besides the prompt that a provider keys its prompt cache by (PROVIDERS 1)."""
+_OURS: Mapping[Reason, Kind] = {"limit": "epoch_end", "dead_weight": "epoch_end", "cold": "epoch_end"}
+_EXCERPT = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a prompt: the tools, or a message; `index` is its place in the client's body."""
+
+    layer: Name
+    index: int | None
+    raw: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A prompt as it was forwarded at a moment, and what else its cache is keyed by."""
+
+    at: float
+    keyed: tuple[tuple[str, bytes], ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the whole prompt."""
+        return sum(piece.tokens for piece in self.pieces)
+
+    def begins_as(self, other: Trace) -> bool:
+        """Whether two prompts have the same L1: then the one may have been the other before its history was edited."""
+        mine, theirs = ([piece.raw for piece in each.pieces if piece.layer == "L1"] for each in (self, other))
+        return mine == theirs
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes to keep."""
+        return 500 + sum(len(piece.raw) + 150 for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """The first difference from the prompt before: where it is, what kind of thing it is, and both sides of it.
+
+    `message` is the index in the client's body, `character` the place in its text; None where that says nothing.
+    `shared_tokens` are those in front of it.
+    """
+
+    layer: Place
+    kind: Kind
+    message: int | None = None
+    character: int | None = None
+    was: str = ""
+    now: str = ""
+    shared_tokens: int = 0
+
+
+def trace(request: Request, draft: Draft, scale: Scale, *, at: float) -> Trace:
+    """Return the trace of what is forwarded."""
+    keyed = tuple((name, request.member(name)) for name in KEYED if name in request.members)
+    pieces = []
+    tools = [draft.tools or request.member("tools"), request.member("functions"), request.member("response_format")]
+    if any(tools):
+        pieces.append(Piece("tools", None, b"\0".join(tools), sum(scale.schema(raw) for raw in tools if raw)))
+    if draft.inserted:
+        pieces.append(Piece("L3", None, draft.inserted.encode(), scale.text(draft.inserted)))
+    for index, message in enumerate(request.messages):
+        if draft.keeps(index):
+            changed = index in draft.forms or index in draft.changes
+            raw = render.sent(request, draft, index) if changed else request.raw(index)
+            tokens = scale.text(raw.decode("utf-8", "replace")) if changed else scale.message(raw, message.digest)
+            layer: Name = "L1" if index < draft.leading else "L5" if index == draft.newest.start else "L4"
+            pieces.append(Piece(layer, index, raw, tokens))
+    if raw := render.last(draft):
+        pieces.append(Piece("L3", None, raw, scale.text(raw.decode())))
+    return Trace(at, keyed, tuple(pieces))
+
+
+def divergence(before: Trace, now: Trace, began: Reason | None = None) -> Break | None:
+    """Return the first difference that is no growth at the end; None where the prompt before is its beginning.
+
+    `began` says why an epoch began with this prompt, if one did.
+    """
+    if before.keyed != now.keyed:
+        name = next(name for name in KEYED if dict(before.keyed).get(name) != dict(now.keyed).get(name))
+        was, is_now = (_shown(name, dict(each.keyed).get(name, b"")) for each in (before, now))
+        return Break(layer="parameters", kind="parameter", was=was, now=is_now)
+    shared = 0
+    for place, old in enumerate(before.pieces):
+        new = now.pieces[place] if place < len(now.pieces) else None
+        if new is not None and new.raw == old.raw:
+            shared += new.tokens
+            continue
+        return _between(before.pieces[place:], now.pieces[place:], shared, began)
+    return None
+
+
+def _shown(name: str, value: bytes) -> str:
+    return f"{name}: {value.decode('utf-8', 'replace') or '(absent)'}"[: 2 * _EXCERPT]
+
+
+def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Reason | None) -> Break:
+    was, now = old[0], new[0] if new else None
+    if now is None:
+        return Break(layer=was.layer, kind="history_cut", message=was.index, shared_tokens=shared)
+    if "tools" in {was.layer, now.layer}:
+        return _tools(was, now, shared)
+    text_was, text_now = _said(was.raw), _said(now.raw)
+    at = _first(text_was, text_now)
+    kind = _OURS.get(began) if began is not None and now.layer != "L1" else None
+    layer: Place = now.layer
+    if now.layer == "L1" and _library(text_now, at):
+        layer, kind = "L2", _OURS.get(began, "library_grew") if began is not None else "library_grew"
+    if kind is None:
+        kind = _kind(old, new, text_was, text_now, at)
+    front = _share(now.tokens, at, len(text_now))
+    return Break(
+        layer=layer,
+        kind=kind,
+        message=now.index,
+        character=at,
+        was=_excerpt(text_was, at),
+        now=_excerpt(text_now, at),
+        shared_tokens=shared + front,
+    )
+
+
+def _kind(old: Sequence[Piece], new: Sequence[Piece], was: str, now: str, at: int) -> Kind:
+    first, later = new[0], {piece.raw for piece in old[1:]}
+    if first.layer != "L1" and first.raw in later:
+        return "history_cut"
+    if (
+        first.layer != "L1"
+        and len(new) > 1
+        and new[1].raw in later
+        and _role(first.raw) == "user"
+        and was != now
+        and (len(old) > 1 and new[1].raw != old[1].raw)
+    ):
+        # What is kept begins with a line that says what went.
+        return "history_cut"
+    if was == now:
+        if _addresses(old[0].raw) != _addresses(first.raw):
+            return "image_url"
+        return "whitespace" if _values(old[0].raw) == _values(first.raw) else "history_edited"
+    if _role(old[0].raw) != _role(first.raw):
+        return "history_edited" if first.layer != "L1" else "other"
+    if "".join(was.split()) == "".join(now.split()):
+        return "whitespace"
+    kind = local(was, now, at)
+    if kind == "other" and first.layer != "L1":
+        return "history_edited"
+    return kind
+
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE = re.compile(
+    r"\d{4}-\d{2}-\d{2}|\d{1,2}:\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\b1[6-9]\d{8}(?:\d{3})?\b"
+    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(?:morning|afternoon|evening)\b|年|月|日|時|时"
+    rf"|\b{_MONTH}\b\.?,? \d|\d{{1,2}}(?:st|nd|rd|th)?,? {_MONTH}\b",
+    re.IGNORECASE,
+)
+_ABOUT_TIME = re.compile(r"\b(?:time|date|today|now|clock|day|year|uptime|timestamp|utc|gmt)\b", re.IGNORECASE)
+_ID = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b|\b[a-z]+[_-](?=\w*\d)\w{6,}\b"
+    r"|\b(?=\w*\d)(?=\w*[A-Z])(?=\w*[a-z])\w{10,}\b",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[-+]?[$€£]?\d[\d.,_]*\s?%?[a-zA-Z]{0,3}")
+
+
+def local(was: str, now: str, at: int) -> Kind:
+    """Say what kind of thing differs at a character of two texts that are else alike."""
+    mine, theirs = _words(now, at), _words(was, at)
+    line = _line(now, at)
+    if _DATE.search(mine) and (_DATE.search(theirs) or _ABOUT_TIME.search(line)):
+        return "clock"
+    if _NUMBER.fullmatch(mine.strip(" .,;:()[]\"'")) and _NUMBER.fullmatch(theirs.strip(" .,;:()[]\"'")):
+        return "clock" if _DATE.search(line) and _ABOUT_TIME.search(line) else "number"
+    if _ID.search(mine) and _ID.search(theirs):
+        return "nonce"
+    return "other"
+
+
+def _words(text: str, at: int) -> str:
+    """Return the words around a character: back to a blank, and as far as a date goes."""
+    start = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), text.rfind("\t", 0, at)) + 1
+    stop = re.compile(r"[\s]").search(text, at)
+    end = stop.start() if stop else len(text)
+    around = text[max(0, start - 12) : end + 12]
+    word = text[start:end]
+    found = next(
+        (each for each in _DATE.finditer(around) if each.start() <= at - max(0, start - 12) <= each.end()), None
+    )
+    return found.group() if found and not _ID.search(word) else word
+
+
+def _line(text: str, at: int) -> str:
+    start = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    return text[start : end if end >= 0 else len(text)]
+
+
+def _library(now: str, at: int) -> bool:
+    """Whether a system message differs behind L1, where L2 stands."""
+    frame = now.find("<context_library>")
+    return frame >= 0 and at >= frame - len(SEPARATOR)
+
+
+def _tools(was: Piece, now: Piece, shared: int) -> Break:
+    if was.layer != now.layer:
+        return Break(layer="tools", kind="tool_set", shared_tokens=shared)
+    (old, *old_others), (new, *new_others) = was.raw.split(b"\0"), now.raw.split(b"\0")
+    if old == new and old_others[0] == new_others[0]:
+        return Break(
+            layer="tools", kind="response_format", shared_tokens=shared + _share(now.tokens, len(new), len(now.raw))
+        )
+    before, after = (_named(first) + _named(others[0]) for first, others in ((old, old_others), (new, new_others)))
+    kind: Kind = "tool_schema"
+    if sorted(before) != sorted(after):
+        kind = "tool_set"
+    elif before != after:
+        kind = "tool_order"
+    at = _first(old.decode("utf-8", "replace"), new.decode("utf-8", "replace"))
+    return Break(
+        layer="tools",
+        kind=kind,
+        character=at,
+        was=_excerpt(old.decode("utf-8", "replace"), at),
+        now=_excerpt(new.decode("utf-8", "replace"), at),
+        shared_tokens=shared + _share(now.tokens, at, len(new)),
+    )
+
+
+def _named(array: bytes) -> list[str]:
+    """Return tools' names, in order."""
+    try:
+        spans = elements(array, 0, len(array)) if array else ()
+        found = [orjson.loads(array[start:end]) for start, end in spans]
+    except (Odd, StrataError, orjson.JSONDecodeError):
+        return []
+    tools = [each.get("function", each) if isinstance(each, dict) else {} for each in found]
+    return [str(each.get("name", each.get("type", ""))) if isinstance(each, dict) else "" for each in tools]
+
+
+def _said(raw: bytes) -> str:
+    try:
+        return "\n".join(value for _, _, value in texts(raw)[1])
+    except (Odd, StrataError, msgspec.DecodeError, msgspec.ValidationError):
+        return raw.decode("utf-8", "replace")
+
+
+class _Who(msgspec.Struct):
+    role: str = ""
+
+
+def _role(raw: bytes) -> str:
+    try:
+        return msgspec.json.decode(raw, type=_Who).role
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return ""
+
+
+def _addresses(raw: bytes) -> list[bytes]:
+    return re.findall(rb'"(?:url|image_url|data|file_id|file_data)"\s*:\s*"([^"]*)"', raw)
+
+
+def _values(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw
+
+
+def _first(one: str, other: str) -> int:
+    """Return the first character in which two texts differ."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _share(tokens: int, at: int, length: int) -> int:
+    return tokens * at // length if length else 0
+
+
+def _excerpt(text: str, at: int) -> str:
+    return text[max(0, at - _EXCERPT // 2) : at + _EXCERPT]

@@ -1,0 +1,230 @@
+# ruff: noqa: E501 -- tables
+"""Planted breaks of the prompt cache, each named by where it is and what kind of thing it is."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.core import divergence
+from proxy.core.divergence import Break, Trace
+from proxy.core.plan import Plan
+from proxy.core.request import Request
+from proxy.memo import TokenScale
+
+Make = Callable[..., tuple[Request, Plan]]
+Body = dict[str, Any]
+RULES = "\n".join(f"Rule {number}: treat every customer of region {number} alike." for number in range(20))
+
+
+def tool(name: str, **more: Any) -> Body:
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer"}}, **more}
+    return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": schema}}
+
+
+def body(**more: Any) -> Body:
+    return {
+        "model": "gpt-5.1",
+        "tools": [tool("read"), tool("write"), tool("list")],
+        "messages": [
+            {"role": "system", "content": f"You help.\n{RULES}"},
+            {"role": "user", "content": "What does the report say about the harbour?"},
+            {"role": "assistant", "content": "It says that the harbour is full."},
+            {"role": "user", "content": "And the quay?"},
+            {"role": "assistant", "content": "The quay is empty."},
+            {"role": "user", "content": "Thank you. What now?"},
+        ],
+        **more,
+    }
+
+
+def grown(sent: Body) -> Body:
+    later = copy.deepcopy(sent)
+    later["messages"] += [{"role": "assistant", "content": "Nothing."}, {"role": "user", "content": "Sure?"}]
+    return later
+
+
+def find(before: Body, now: Body, make: Make, scale: TokenScale) -> Break | None:
+    def traced(each: Body) -> Trace:
+        found, made = make(each, mode="observe")
+        return divergence.trace(found, made.draft, scale, at=0.0)
+
+    return divergence.divergence(traced(before), traced(now))
+
+
+def system(text: str, at: str = "head") -> Callable[[Body], None]:
+    def plant(sent: Body) -> None:
+        lines = {"head": f"{text}\n{RULES}", "tail": f"{RULES}\n{text}", "middle": f"Be kind.\n{text}\n{RULES}"}
+        sent["messages"][0]["content"] = lines[at]
+
+    return plant
+
+
+def message(index: int, content: Any) -> Callable[[Body], None]:
+    def plant(sent: Body) -> None:
+        sent["messages"][index]["content"] = content
+
+    return plant
+
+
+def member(name: str, value: Any) -> Callable[[Body], None]:
+    def plant(sent: Body) -> None:
+        sent[name] = value
+
+    return plant
+
+
+def image(url: str, **more: Any) -> list[Body]:
+    return [{"type": "text", "text": "See this."}, {"type": "image_url", "image_url": {"url": url, **more}}]
+
+
+def cut(count: int) -> Callable[[Body], None]:
+    def plant(sent: Body) -> None:
+        del sent["messages"][1 : 1 + count]
+
+    return plant
+
+
+Plant = Callable[[Body], None]
+NOTHING: Plant = lambda sent: None  # noqa: E731
+
+PLANTED: list[tuple[str, str, Plant, Plant]] = [
+    # kind, layer, the prompt before, the prompt now
+    ("clock", "L1", system("Time: 2026-11-30 10:01"), system("Time: 2026-11-30 10:02")),
+    ("clock", "L1", system("Today is Monday, 30 November 2026."), system("Today is Tuesday, 1 December 2026.")),
+    ("clock", "L1", system("now: 2026-11-30T10:01:07.123Z", "middle"), system("now: 2026-11-30T10:01:09.456Z", "middle")),
+    ("clock", "L1", system("It is 9:59 am here.", "tail"), system("It is 10:00 am here.", "tail")),
+    ("clock", "L1", system("Current date: 11/30/2026"), system("Current date: 12/01/2026")),
+    ("clock", "L1", system("timestamp=1796005440"), system("timestamp=1796005999")),
+    ("clock", "L1", system("timestamp=1796005440123", "tail"), system("timestamp=1796005999456", "tail")),
+    ("clock", "L1", system("Good morning! Be brief."), system("Good evening! Be brief.")),
+    ("clock", "L1", system("Today's date is Nov 30, 2026."), system("Today's date is Dec 1, 2026.")),
+    ("clock", "L1", system("今天是2026年11月30日。"), system("今天是2026年12月1日。")),
+    ("nonce", "L1", system("request 3f2b8c1e-9d4a-4b6e-8f7a-1c2d3e4f5a6b"), system("request 91aa0c77-1b2c-4d3e-9f8a-0b1c2d3e4f5a")),
+    ("nonce", "L1", system("session: sess_8fK2mQ9xLp", "tail"), system("session: sess_Zt71bWq0aR", "tail")),
+    ("nonce", "L1", system("trace=deadbeef12345678"), system("trace=0badcafe87654321")),
+    ("nonce", "L1", system("run id a1b2c3d4e5f6a7b8 begins", "middle"), system("run id ffeeddccbbaa0099 begins", "middle")),
+    ("nonce", "L1", system("conv-9f8e7d6c5b"), system("conv-1a2b3c4d5e")),
+    ("number", "L1", system("You have 14 unread messages."), system("You have 15 unread messages.")),
+    ("number", "L1", system("Balance: $1,204.50", "tail"), system("Balance: $1,310.00", "tail")),
+    ("number", "L1", system("Battery at 87%"), system("Battery at 86%")),
+    ("number", "L1", system("Turn 3 of this talk", "middle"), system("Turn 4 of this talk", "middle")),
+    ("number", "L1", system("tokens left: 120000"), system("tokens left: 118411")),
+    ("other", "L1", system("The user's name is Alice."), system("The user's name is Robert.")),
+    ("other", "L1", system("Memory: likes tea.", "tail"), system("Memory: likes coffee and rain.", "tail")),
+    ("other", "L1", system("Answer in English."), system("Answer in German, please.")),
+    ("other", "L1", system("cwd: /home/alice/project"), system("cwd: /home/alice/other")),
+    ("whitespace", "L1", system("Be kind to all."), system("Be kind  to all.")),
+    ("whitespace", "L1", system("Be kind.\nBe brief."), system("Be kind.\r\nBe brief.")),
+    ("whitespace", "L1", system("Be kind."), system("Be kind. ")),
+    ("whitespace", "L4", message(1, "What is it?"), message(1, "What is it?\n")),
+    ("whitespace", "L4", message(2, "It says this:\n- one"), message(2, "It says this:\n\n- one")),
+    ("tool_order", "tools", NOTHING, member("tools", [tool("write"), tool("read"), tool("list")])),
+    ("tool_order", "tools", NOTHING, member("tools", [tool("list"), tool("write"), tool("read")])),
+    ("tool_order", "tools", member("tools", [tool("a"), tool("b")]), member("tools", [tool("b"), tool("a")])),
+    ("tool_order", "tools", member("functions", [{"name": "a"}, {"name": "b"}]), member("functions", [{"name": "b"}, {"name": "a"}])),
+    ("tool_set", "tools", NOTHING, member("tools", [tool("read"), tool("write"), tool("list"), tool("find")])),
+    ("tool_set", "tools", NOTHING, member("tools", [tool("read"), tool("list")])),
+    ("tool_set", "tools", NOTHING, member("tools", [tool("read"), tool("write"), tool("remove")])),
+    ("tool_set", "tools", NOTHING, lambda sent: sent.pop("tools")),
+    ("tool_schema", "tools", NOTHING, member("tools", [tool("read", required=["path"]), tool("write"), tool("list")])),
+    ("tool_schema", "tools", NOTHING, member("tools", [tool("read"), tool("write"), {**tool("list"), "strict": True}])),
+    ("tool_schema", "tools", member("tools", [{"function": {"name": "a", "description": "It is 10:01"}}]), member("tools", [{"function": {"name": "a", "description": "It is 10:02"}}])),
+    ("tool_schema", "tools", NOTHING, lambda sent: sent["tools"][1]["function"].update(description="Writes.")),
+    ("response_format", "tools", NOTHING, member("response_format", {"type": "json_object"})),
+    ("response_format", "tools", member("response_format", {"type": "json_object"}), member("response_format", {"type": "text"})),
+    ("response_format", "tools", member("response_format", {"a": {"x": 1}}), member("response_format", {"a": {"x": 2}})),
+    ("response_format", "tools", member("response_format", {"type": "json_object"}), NOTHING),
+    ("parameter", "parameters", NOTHING, member("model", "gpt-5-mini")),
+    ("parameter", "parameters", member("reasoning_effort", "low"), member("reasoning_effort", "high")),
+    ("parameter", "parameters", NOTHING, member("parallel_tool_calls", value=False)),
+    ("parameter", "parameters", member("prompt_cache_key", "a"), member("prompt_cache_key", "b")),
+    ("parameter", "parameters", member("service_tier", "flex"), NOTHING),
+    ("image_url", "L4", message(1, image("https://s3.test/a?sig=1")), message(1, image("https://s3.test/a?sig=2"))),
+    ("image_url", "L4", message(3, image("data:image/png;base64,AAAA")), message(3, image("data:image/png;base64,BBBB"))),
+    ("image_url", "L4", message(1, [{"type": "file", "file": {"file_id": "f1"}}]), message(1, [{"type": "file", "file": {"file_id": "f2"}}])),
+    ("image_url", "L4", message(1, [{"type": "input_image", "image_url": "u1"}]), message(1, [{"type": "input_image", "image_url": "u2"}])),
+    ("history_edited", "L4", NOTHING, message(1, "What does the letter say about the town?")),
+    ("history_edited", "L4", NOTHING, message(2, "I would rather not say that.")),
+    ("history_edited", "L4", NOTHING, message(4, "The quay is full again.")),
+    ("history_edited", "L4", NOTHING, lambda sent: sent["messages"].insert(1, {"role": "user", "content": "Before all:"})),
+    ("history_edited", "L4", NOTHING, lambda sent: sent["messages"][2].update(tool_calls=[{"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}])),
+    ("history_edited", "L4", message(2, image("u")[:1]), message(2, [{"type": "text", "text": "See nothing at all."}])),
+    ("history_cut", "L4", NOTHING, cut(2)),
+    ("history_cut", "L4", NOTHING, cut(4)),
+    ("history_cut", "L4", NOTHING, lambda sent: sent["messages"].__delitem__(slice(1, 4))),
+    ("clock", "L4", message(1, "[10:01] What is it?"), message(1, "[10:02] What is it?")),
+    ("nonce", "L4", message(1, "msg_a8Xk29QpLz What is it?"), message(1, "msg_Zq81LmN0aB What is it?")),
+]  # fmt: skip
+CLEAN = [NOTHING, system("Time: 10:01"), member("response_format", {"type": "json_object"}), message(1, image("u"))]
+
+
+@pytest.mark.parametrize(("kind", "layer", "before", "now"), PLANTED)
+def test_planted_breaks_are_named(
+    kind: str, layer: str, before: Plant, now: Plant, make: Make, scale: TokenScale
+) -> None:
+    """By layer and kind, in a prompt that has grown since."""
+    first, later = body(), grown(body())
+    before(first)
+    later_planted = later
+    now(later_planted)
+    found = find(first, later_planted, make, scale)
+    assert found is not None
+    assert (found.kind, found.layer) == (kind, layer)
+
+
+def test_there_are_sixty_and_every_kind_that_a_client_can_break() -> None:
+    """The labelled set."""
+    assert len(PLANTED) >= 60
+    assert {kind for kind, *_ in PLANTED} == set(divergence.KINDS) - {"epoch_end", "library_grew"}
+
+
+@pytest.mark.parametrize("plant", CLEAN)
+def test_growth_is_no_break(plant: Plant, make: Make, scale: TokenScale) -> None:
+    """The prompt before is the beginning of this one; so is the same prompt again."""
+    first = body()
+    plant(first)
+    assert find(first, grown(first), make, scale) is None
+    assert find(first, first, make, scale) is None
+
+
+def test_the_first_differing_character_is_told_with_both_sides(make: Make, scale: TokenScale) -> None:
+    """By the message's index and the place in its text, and how much stands in front of it."""
+    first, later = body(), grown(body())
+    first["messages"][0]["content"] = f"You help.\n{RULES}\nTime: 10:01"
+    later["messages"][0]["content"] = f"You help.\n{RULES}\nTime: 10:02"
+    found = find(first, later, make, scale)
+    assert found is not None
+    assert found.message == 0
+    assert found.character == len(f"You help.\n{RULES}\nTime: 10:0")
+    assert (found.was[-3:], found.now[-3:]) == (":01", ":02")
+    assert 250 < found.shared_tokens < 700
+
+
+def test_our_own_breaks_are_named_as_ours(talk: Callable[[], Any], scale: TokenScale) -> None:
+    """An epoch's end, and under `eager` the library that grew."""
+    note = "<note_context><path>a.md</path>" + "word " * 100 + "</note_context>"
+    for how, kind in (
+        ({"promotion": "eager"}, "library_grew"),
+        ({"budget": 4_500, "reserve_tokens": 500}, "epoch_end"),
+    ):
+        chat, history = talk(), [{"role": "system", "content": "You help."}]
+        traces: list[tuple[Trace, Plan]] = []
+        for turn in range(24):
+            attached = f"{note}\n" if turn == 0 else ""
+            history.append({"role": "user", "content": f"{turn}? " + "word " * 150})
+            sent = [*history[:-1], {"role": "user", "content": attached + str(history[-1]["content"])}]
+            from tests.core.conftest import read_body  # the request as it was planned
+
+            found = read_body({"model": "gpt-4o", "messages": sent})
+            chat.say({"model": "gpt-4o", "messages": sent}, "Fine.", **how)
+            made = chat.plans[-1]
+            traces.append((divergence.trace(found, made.draft, scale, at=turn), made))
+            history.append({"role": "assistant", "content": "Fine."})
+        kinds = [found.kind for (one, _), (other, made) in itertools.pairwise(traces)
+                 if (found := divergence.divergence(one, other, made.began))]  # fmt: skip
+        assert set(kinds) == {kind}
