@@ -7,7 +7,6 @@ is the simulator's accounting, or with `--engine URL` a real engine.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import secrets
 import statistics
 import sys
@@ -19,17 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 import orjson
-from proxy.core import items, lineage, plan, prefix, render, window
+from proxy.core import items, plan, render
 from proxy.core.epoch import Profile
-from proxy.core.lineage import NOTHING
-from proxy.core.models import describe
 from proxy.core.prefix import Ledger, Step
-from proxy.core.reply import of_answer
-from proxy.core.request import read
-from proxy.core.turn import shape
-from proxy.memo import Analyst, TokenScale, count
-from proxy.memory.local import LocalStore
-from proxy.pipeline import known, log_entries
+from proxy.memo import TokenScale, count
+from proxy.offline import Offline
 from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
 from proxy.simulator.prompt import render as render_prompt
 from proxy.simulator.tokens import tokenizer
@@ -78,83 +71,24 @@ class Strata:
         self.name = promotion
         self.broke: Counter[str] = Counter()
         self.steps: tuple[Step, ...] = ()
-        self._now = 0.0
         self._policy = plan.Policy(
             mode="layered",
             promotion=promotion,
             budget_tokens=budget_tokens,
             reserve_tokens=1_000 if budget_tokens else 4_096,
             over_budget="forward",
+            windowed=True,
             profile=Profile(lifetime_seconds=rules.lifetime_seconds or 86_400.0, system_last=True),
         )
-        self._store = LocalStore(max_bytes=MEMORY_BYTES, ttl_seconds=10**9, clock=lambda: self._now)
-        self._analyst = Analyst(items.BUILTIN, max_bytes=MEMORY_BYTES)
-        self._scale = _scale()
+        self._offline = Offline(self._policy, _scale(), max_bytes=MEMORY_BYTES)
 
     def forward(self, exchange: Exchange) -> bytes:
         """Plan, remember, and take the answer as given."""
-        self._now = exchange.at
-        request = read(exchange.body, self._analyst.analyse, count)
-        name = exchange.name
-        recalled = self._store.copy(name) if name else NOTHING
-        parts = shape(request.messages)
-        front = window.left_out(
-            request,
-            recalled.links,
-            weigh=self._weigh,
-            look=self._analyst.analyse,
-            profile=self._policy.profile,
-            idle_seconds=exchange.at - (recalled.seen_at or exchange.at),
-        )
-        if front:
-            request = read(window.completed(request, front), self._analyst.analyse, count)
-            parts = shape(request.messages)
-        places = [hash_place(name, place) for place in lineage.chain(request.messages, parts)]
-        earlier = lineage.earlier(request.messages, parts, places)
-        made = plan.make(
-            request,
-            recalled,
-            model=describe(request.model),
-            policy=self._policy,
-            named=name is not None,
-            scale=self._scale,
-            look=self._analyst.analyse,
-            now=exchange.at,
-            given=self._analyst.tools(request.member("tools")),
-            orders=self._store.known_orders("bench"),
-            known=known(
-                earlier,
-                places[parts.newest.start],
-                places[-1],
-                self._store.book.learned("bench", (*earlier, places[-1])),
-                key=b"bench",
-                lines=self._analyst.lines(request.messages[: parts.leading], b"bench"),
-            ),
-        )
-        if made.teaches:
-            self._store.note_learned("bench", places[-1], made.standing, made.lesson(exchange.at))
-        if made.order:
-            self._store.put_order("bench", made.order)
-        if made.began is not None and made.began != "first":
-            self.broke[made.began] += 1
-        if name is not None and made.places:
-            entries = log_entries(request, made, at=exchange.at)
-            links = window.links(request)
-            self._store.put(name, tuple(entries.values()), made.epoch if made.began else None, links)
-            newest = entries.get(made.draft.newest.start)
-            if newest is not None:
-                answer = orjson.dumps({"choices": [{"index": 0, "message": exchange.reply}]})
-                self._store.answer(name, newest, of_answer(answer))
-        self.steps = prefix.forwarded(request, made.draft, self._scale, self._analyst.chunks)
-        return render.body(request, made.draft, ask_usage=False)
-
-    def _weigh(self, raw: bytes) -> int:
-        return self._scale.message(raw, hashlib.sha256(raw).digest())
-
-
-def hash_place(name: str | None, place: bytes) -> bytes:
-    """Keep named lineages apart, as the product does."""
-    return hashlib.blake2b((name or "").encode() + place, digest_size=16).digest()
+        found = self._offline.plan(exchange.body, at=exchange.at, name=exchange.name, reply=exchange.reply)
+        if found.plan.began is not None and found.plan.began != "first":
+            self.broke[found.plan.began] += 1
+        self.steps = found.steps
+        return render.body(found.request, found.plan.draft, ask_usage=False)
 
 
 @dataclass(slots=True, kw_only=True)

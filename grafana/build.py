@@ -413,7 +413,10 @@ def _panel(panel: Panel, position: dict[str, int]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "unit": panel.unit,
         "color": {"mode": "thresholds" if panel.stat else "palette-classic-by-name"},
-        "thresholds": {"mode": "absolute", "steps": [{"color": colour, "value": value} for colour, value in panel.steps]},
+        "thresholds": {
+            "mode": "absolute",
+            "steps": [{"color": colour, "value": value} for colour, value in panel.steps],
+        },
         "mappings": [],
         "noValue": "–",
     }

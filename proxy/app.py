@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.admin import Admin
 from proxy.background import Background
+from proxy.capture import Capture
 from proxy.core.items import Tags
 from proxy.core.price import Rates
 from proxy.core.quota import Quotas, Verdict
@@ -70,7 +71,7 @@ class Services:
         self._given = settings.secret.get_secret_value().encode() if settings.secret else None
         self._keys = Keys(self._given or secrets.token_bytes(32))
         self.store = self._store(settings)
-        self.prices = Prices(_prices(settings))
+        self.prices = Prices(given_prices(settings))
         self._settings = self._begun_with = settings
         self.meter = Meter(
             RedisCounting(self.store) if isinstance(self.store, RedisStore) else LocalCounting(),
@@ -122,6 +123,8 @@ class Services:
             debug=settings.debug,
         )
         self.live = Live(self.board, may=self.admin.may)
+        self.capture = Capture(self.admin, open_=token is not None, debug=settings.debug)
+        self.pipeline.watch(self.capture.take)
 
     def reload(self) -> None:
         """Read the settings again: tenants, quotas and all that is looked up by request change; streams go on."""
@@ -139,7 +142,7 @@ class Services:
         self.tenants.take(settings)
         self.pipeline.take(settings)
         self.passthrough.take(settings)
-        self.prices.take(_prices(settings))
+        self.prices.take(given_prices(settings))
         self.background.start(asyncio.to_thread(self.prices.load, self.tenants.upstreams))
         needs = [PREFIX + name.upper() for name in fixed]
         self.log.say("warning" if needs else "info", "reloaded", at=time.time(), needs_a_restart=needs)
@@ -208,7 +211,8 @@ _FIXED = (
 """Settings that a running process cannot change."""
 
 
-def _prices(settings: Settings) -> dict[str, Rates]:
+def given_prices(settings: Settings) -> dict[str, Rates]:
+    """Return the prices that the settings give, by model."""
     return {name: _rates(price) for name, price in settings.prices.items()}
 
 
@@ -258,7 +262,7 @@ def create(settings: Settings) -> Strata:
     @contextlib.asynccontextmanager
     async def lifespan(own: Starlette) -> AsyncIterator[None]:
         services = own.state.services = Services(settings)
-        own.router.routes += _routes(services.admin, services.pipeline, services.live)
+        own.router.routes += _routes(services.admin, services.pipeline, services.live, services.capture)
         await services.start()
         hear = getattr(signal, "SIGHUP", None)
         if hear is not None and threading.current_thread() is threading.main_thread():
@@ -284,7 +288,7 @@ class _Raw:
         await self._handle(scope, receive, send)
 
 
-def _routes(admin: Admin, pipeline: Pipeline, live: Live) -> list[Route]:
+def _routes(admin: Admin, pipeline: Pipeline, live: Live, capture: Capture) -> list[Route]:
     return [
         Route("/livez", admin.livez),
         Route("/readyz", admin.readyz),
@@ -292,6 +296,7 @@ def _routes(admin: Admin, pipeline: Pipeline, live: Live) -> list[Route]:
         Route("/strata/", live.page),
         Route("/strata/state", live.state),
         Route("/strata/events", live.events),
+        Route("/strata/capture", capture.stream),
         Route("/strata/requests/{id}", admin.request),
         Route("/strata/explain", _Raw(pipeline.explain), methods=["POST"]),
         Route("/strata/conversations/{id:path}", admin.conversation, methods=["GET", "DELETE"]),

@@ -1,10 +1,11 @@
-"""The command line: `strata serve`, `strata demo`, `strata explain`, `strata config`."""
+"""The command line: `strata serve`, `strata demo`, `strata explain`, `strata replay`, `strata config`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
+from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -77,6 +78,44 @@ def explain_(file: BinaryIO, url: str | None, headers: tuple[str, ...], *, as_js
         click.echo(told)
     else:
         explaining.show(Console(width=None if sys.stdout.isatty() else 120), told)
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--conversations", "whole", is_flag=True, help="A line is a whole conversation, not a request.")
+@click.option("--model", default="gpt-5.1", show_default=True, help="The model of what names none.")
+@click.option("--json", "json_file", type=click.File("wb", lazy=False), help="Write the report here.")
+@click.option("--svg", "svg_file", type=click.File("wb", lazy=False), help="Draw a picture here.")
+def replay(file: Path, model: str, json_file: BinaryIO | None, svg_file: BinaryIO | None, *, whole: bool) -> None:
+    """Say what recorded traffic cost, why, and what it would have cost in layers. FILE has one request a line."""
+    from proxy import replaying  # noqa: PLC0415 -- brings the whole application
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    report = replaying.run(_load({}), file, whole=whole, model=model, console=console)
+    replaying.show(console, report)
+    replaying.write(report, json=json_file, svg=svg_file)
+    if not report.requests:
+        click.echo(f"strata: {file}: no line of it is a chat request", err=True)
+        sys.exit(1)
+
+
+@main.command()
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The running proxy.")
+@click.option("--token", envvar="STRATA_ADMIN_TOKEN", required=True, help="Its admin token (STRATA_ADMIN_TOKEN).")
+@click.option("--seconds", default=60, show_default=True, help="How long.")
+@click.option("--content", is_flag=True, help="With the words themselves; the proxy must run with STRATA_DEBUG=true.")
+@click.option("--out", type=click.File("wb"), default="-", show_default=True, help="Where to write.")
+def capture(url: str, token: str, seconds: int, out: BinaryIO, *, content: bool) -> None:
+    """Write live chat requests, a line each, for `strata replay`; words replaced by others of the same length."""
+    from proxy import explaining  # noqa: PLC0415 -- brings the whole application
+
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            taken = explaining.capture(url, token, seconds=seconds, content=content, out=out)
+            click.echo(f"strata: {taken} requests", err=True)
+    except explaining.Refused as error:
+        click.echo(f"strata: {error}", err=True)
+        sys.exit(1)
 
 
 @main.command(name="config")

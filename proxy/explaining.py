@@ -1,4 +1,4 @@
-"""`strata explain`: asks a running proxy, or this process, what would be done with a request, and shows it."""
+"""`strata explain` and `strata capture`: ask a running proxy, or this process, and show what it says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 from rich.console import Console
@@ -55,6 +55,26 @@ def _remote(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, byt
         return error.code, error.read()
     except (urllib.error.URLError, ValueError) as error:
         raise Refused(f"{base + _PATH} cannot be asked: {error}") from error
+
+
+def capture(url: str, token: str, *, seconds: int, content: bool, out: BinaryIO) -> int:
+    """Copy what a running proxy captures; returns how many requests there were. Raises Refused."""
+    base = url.rstrip("/").removesuffix("/v1")
+    query = f"?seconds={seconds}" + ("&content=true" if content else "")
+    asked = urllib.request.Request(f"{base}/strata/capture{query}")  # noqa: S310 -- the user's own proxy
+    asked.add_header("authorization", f"Bearer {token}")
+    taken = 0
+    try:
+        with urllib.request.urlopen(asked, timeout=seconds + 60) as answer:  # noqa: S310 -- as above
+            for line in answer:
+                out.write(line)
+                out.flush()
+                taken += 1
+    except urllib.error.HTTPError as error:
+        raise Refused(_why(error.read())) from error
+    except (urllib.error.URLError, ValueError) as error:
+        raise Refused(f"{base} cannot be asked: {error}") from error
+    return taken
 
 
 async def _here(settings: Settings | None, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:

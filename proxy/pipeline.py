@@ -96,10 +96,15 @@ class Pipeline:
         self._scales: dict[Encoding, TokenScale] = {}
         self._ledger, self._sent = Ledger(), Ledger()
         self._traces = Traces(max_bytes=trace_bytes)
+        self._taking: Callable[[Call], None] = lambda _: None
 
     def take(self, settings: Settings) -> None:
         """Put these settings in the place of those before."""
         self._settings = settings
+
+    def watch(self, taking: Callable[[Call], None]) -> None:
+        """Show each request that was served to somebody."""
+        self._taking = taking
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one chat request; exactly one record is emitted, whatever happens."""
@@ -130,6 +135,7 @@ class Pipeline:
         finally:
             self._record(call)
             self._summaries.consider(call, scope)
+            self._taking(call)
 
     async def explain(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Say what would be done with a chat request. Nothing is forwarded or remembered."""

@@ -37,7 +37,7 @@ class Prices:
     def load(self, upstreams: Iterable[str]) -> None:
         """Load the list for upstreams at a provider's address; takes a while."""
         for url in upstreams:
-            if url not in self._find and not _own(url):
+            if url not in self._find and not own(url):
                 self._find[url] = _listed(url)
         self._known = {}
 
@@ -65,7 +65,7 @@ class Prices:
             return None
 
 
-def _own(url: str) -> bool:
+def own(url: str) -> bool:
     """Whether an upstream is at an address of one's own: no provider's price holds there."""
     host = urlsplit(url).hostname or ""
     try:

@@ -248,9 +248,7 @@ async def test_a_client_is_one_whatever_else_it_sends(held: bool) -> None:
         assert found == [200, 200, 429, 429]
 
 
-async def test_fifty_clients_of_three_tenants_at_two_replicas(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fifty_clients_of_three_tenants_at_two_replicas(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settled totals are the provider's own to the token; no tenant is admitted beyond its quota."""
     monkeypatch.setattr("proxy.memory.quotas.RECALL_SECONDS", 10.0)
     limits = {"ACME": 9_000, "BETA": 6_000, "LAB": 200_000}

@@ -1,0 +1,351 @@
+"""`strata replay`: what recorded traffic cost its prompt cache, why, and what it would have cost in layers. Offline.
+
+A line is a chat request's body, `{"model": …, "messages": […]}`, or `{"body": {…}, "at": 1795993200.5, "conversation":
+"c1", "usage": {…}}`; with `whole` a line is a conversation, `{"conversation": …, "messages": […]}`, of which every
+prefix up to a user or tool message was a request. Files of any size: a line at a time, memory bounded.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import msgspec
+import orjson
+
+from proxy.core import divergence, layers
+from proxy.core import usage as usages
+from proxy.core.cause import attribute
+from proxy.core.epoch import Profile
+from proxy.core.layers import Draft, Slot
+from proxy.core.models import OTHER, describe
+from proxy.core.plan import Policy
+from proxy.core.prefix import Ledger, Step
+from proxy.core.price import Amount, Price, cost
+from proxy.core.request import Request
+from proxy.errors import Odd, StrataError
+from proxy.memo import TokenScale
+from proxy.offline import Offline, Planned
+from proxy.traces import Traces
+
+_GAP_SECONDS = 5.0
+"""Between requests that say no time."""
+_MOST_CONVERSATIONS = 100_000
+_WORST = 10
+_NODE_BYTES = 1_000
+"""Of the memory allowed for each step of a prompt that the simulated prompt caches hold."""
+_MOST_MODELS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One request of the traffic. `usage` is what was reported for it, as JSON; empty where nothing was."""
+
+    body: bytes
+    at: float
+    conversation: str | None = None
+    usage: bytes = b""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What could not be played, and why."""
+
+    why: str
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Sums:
+    """Tokens and money of one way of sending the traffic. `usd` is of the prompts that have a price."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    usd: Decimal = Decimal(0)
+    causes: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    @property
+    def uncached_tokens(self) -> int:
+        """What was read at full price."""
+        return self.input_tokens - self.cached_tokens
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of all prompt tokens."""
+        return self.cached_tokens / self.input_tokens if self.input_tokens else None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a replay found. `worst` are conversations by uncached tokens: as sent, and in layers."""
+
+    requests: int = 0
+    skipped: collections.Counter[str] = field(default_factory=collections.Counter)
+    recorded: Sums = field(default_factory=Sums)
+    as_sent: Sums = field(default_factory=Sums)
+    layered: Sums = field(default_factory=Sums)
+    unpriced: int = 0
+    breaks: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
+    models: dict[str, tuple[Sums, Sums]] = field(default_factory=dict)
+    conversations: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> list[tuple[str, int, int]]:
+        """The conversations that read most at full price, as sent."""
+        found = [(name, own, mine) for name, (own, mine) in self.conversations.items()]
+        return sorted(found, key=lambda each: -each[1])[:_WORST]
+
+    def told(self) -> dict[str, object]:
+        """Return the report as JSON has it."""
+        return {
+            "requests": self.requests,
+            "skipped": dict(self.skipped),
+            "recorded": _sums(self.recorded) if self.recorded.input_tokens else None,
+            "as_sent": _sums(self.as_sent),
+            "layered": _sums(self.layered),
+            "unpriced_requests": self.unpriced,
+            "breaks": [
+                {"layer": layer, "kind": kind, "count": count} for (layer, kind), count in self.breaks.most_common()
+            ],
+            "models": {
+                name: {"as_sent": _sums(own), "layered": _sums(mine)} for name, (own, mine) in self.models.items()
+            },
+            "worst_conversations": [
+                {"conversation": name, "as_sent_uncached_tokens": own, "layered_uncached_tokens": mine}
+                for name, own, mine in self.worst
+            ],
+        }
+
+
+def _sums(sums: Sums) -> dict[str, object]:
+    return {
+        "input_tokens": sums.input_tokens,
+        "cached_tokens": sums.cached_tokens,
+        "uncached_tokens": sums.uncached_tokens,
+        "cached_share": sums.cached_share,
+        "usd": float(sums.usd),
+        "causes": dict(sums.causes),
+    }
+
+
+class _Line(msgspec.Struct):
+    body: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    at: float | None = None
+    conversation: str | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"")
+    left_out: int = 0
+
+
+class _Named(msgspec.Struct):
+    metadata: dict[str, object] | None = None
+    model: str = ""
+
+
+def lines(
+    file: Iterable[bytes], *, read: Callable[[int], None], whole: bool, model: str, now: float
+) -> Iterator[Recorded | Skipped]:
+    """Read traffic, a line at a time; what is no request says why. `read` is told how many bytes were taken.
+
+    What says no time comes five seconds after what was before it; the first at `now`.
+    """
+    at = now
+    for raw in file:
+        read(len(raw))
+        if not raw.strip():
+            continue
+        try:
+            line = msgspec.json.decode(raw, type=_Line)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            yield Skipped("no JSON object")
+            continue
+        if line.left_out:
+            yield Skipped("left out of the capture, which was not read fast enough", line.left_out)
+            continue
+        if whole:
+            for found in _requests(line, at, model):
+                at = found.at
+                yield found
+            continue
+        body = bytes(line.body) or raw.strip()
+        at = line.at if line.at is not None else at + _GAP_SECONDS
+        yield Recorded(
+            body=body,
+            at=at,
+            conversation=line.conversation or _conversation(body),
+            usage=bytes(line.usage),
+            model=model,
+        )
+
+
+def _requests(line: _Line, at: float, model: str) -> Iterator[Recorded]:
+    """Return every request of a conversation that was recorded whole."""
+    try:
+        messages = msgspec.json.decode(bytes(line.messages) or b"[]", type=list[dict[str, object]])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return
+    for end, message in enumerate(messages, 1):
+        if message.get("role") in {"user", "tool"} and (
+            end == len(messages) or messages[end].get("role") == "assistant"
+        ):
+            at += _GAP_SECONDS
+            body = orjson.dumps({"model": model, "messages": messages[:end]})
+            yield Recorded(body=body, at=at, conversation=line.conversation)
+
+
+def _conversation(body: bytes) -> str | None:
+    try:
+        metadata = msgspec.json.decode(body, type=_Named).metadata or {}
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return None
+    names = (metadata.get(key) for key in ("conversation_id", "session_id", "thread_id", "chat_id"))
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
+class Replay:
+    """Plays traffic as sent and in layers, each against a prompt cache by the profile's rules."""
+
+    def __init__(
+        self, policy: Policy, scale: TokenScale, *, price: Callable[[str, float], Price | None], max_bytes: int
+    ) -> None:
+        self._profile: Profile = policy.profile
+        self._scale = scale
+        self._price = price
+        self._offline = Offline(policy, scale, max_bytes=max_bytes)
+        most = max_bytes // _NODE_BYTES
+        self._cache, self._own_cache = Ledger(most=most), Ledger(most=most)
+        self._traces = Traces(max_bytes=max_bytes)
+        self.report = Report()
+
+    def play(self, traffic: Iterable[Recorded | Skipped]) -> Report:
+        """Play all of it."""
+        for each in traffic:
+            if isinstance(each, Skipped):
+                self.report.skipped[each.why] += each.count
+                continue
+            try:
+                found = self._offline.plan(each.body, at=each.at, name=each.conversation)
+            except (StrataError, Odd) as error:
+                self.report.skipped[error.fault.code if isinstance(error, StrataError) else error.cause] += 1
+                continue
+            self._take(each, found)
+        return self.report
+
+    def _take(self, each: Recorded, found: Planned) -> None:
+        report = self.report
+        report.requests += 1
+        model = found.sent.model or each.model
+        start = hash(model)
+        own = self._cached(self._own_cache, start, found.own, each.at)
+        mine = self._cached(self._cache, start, found.steps, each.at)
+        totals = sum(step.tokens for step in found.own), sum(step.tokens for step in found.steps)
+        price = self._price(model, each.at)
+        report.unpriced += price is None
+        label = describe(model).name
+        by_model = report.models.setdefault(
+            model if label == OTHER and len(report.models) < _MOST_MODELS else label, (Sums(), Sums())
+        )
+        for sums, total, cached in (
+            (report.as_sent, totals[0], own), (report.layered, totals[1], mine),
+            (by_model[0], totals[0], own), (by_model[1], totals[1], mine),
+        ):  # fmt: skip
+            _add(sums, total, cached, price)
+        self._explain(each, found, own)
+        self._record(each, price)
+        name = each.conversation
+        if name and (name in report.conversations or len(report.conversations) < _MOST_CONVERSATIONS):
+            before = report.conversations.get(name, (0, 0))
+            report.conversations[name] = (before[0] + totals[0] - own, before[1] + totals[1] - mine)
+
+    def _cached(self, cache: Ledger, start: int, steps: tuple[Step, ...], at: float) -> int:
+        held = cache.cached(start, steps, now=at, profile=self._profile)
+        cache.forward(start, steps, now=at)
+        return held
+
+    def _explain(self, each: Recorded, found: Planned, cached: int) -> None:
+        """Say why the client's own bytes were not read from the prompt cache."""
+        request = found.sent
+        now = divergence.trace(request, _as_sent(request), self._scale, at=each.at)
+        name = (each.conversation or "").encode("utf-8", "surrogatepass")
+        before = self._traces.find([found.here, *found.earlier])
+        if before is None and name and len(request.parts.turns) > 1:
+            before = next(filter(now.begins_as, self._traces.all([name])), None)
+        self._traces.put(now, dict.fromkeys((found.here, name or found.here)))
+        broke = divergence.divergence(before, now) if before else None
+        if broke is not None:
+            self.report.breaks[broke.layer, broke.kind] += 1
+        self.report.as_sent.causes.update(
+            attribute(
+                total=sum(step.tokens for step in found.own),
+                cached=cached,
+                counted=now.tokens,
+                before=before,
+                found=broke,
+                idle_seconds=each.at - before.at if before else None,
+                profile=self._profile,
+                predicted=cached,
+            )
+        )
+
+    def _record(self, each: Recorded, price: Price | None) -> None:
+        """Add what was reported for the request itself."""
+        usage = usages.parse(b'{"usage":' + each.usage + b"}") if each.usage else None
+        if usage is not None:
+            _add(self.report.recorded, usage.input_tokens, usage.cache_read_tokens or 0, price)
+
+
+def _add(sums: Sums, total: int, cached: int, price: Price | None) -> None:
+    sums.input_tokens += total
+    sums.cached_tokens += cached
+    if price is not None:
+        sums.usd += cost(price, Amount(input=total, cached_read=cached))
+
+
+def _as_sent(request: Request) -> Draft:
+    return layers.arrange([Slot(message, fixed=True) for message in request.messages], request.parts)
+
+
+def picture(report: Report) -> str:
+    """Draw the report: two bars of tokens by what became of them, and as-sent causes. An SVG of its own."""
+    width, x = 620.0, 130.0
+    most = max(report.as_sent.input_tokens, report.layered.input_tokens, 1)
+    rows: list[str] = []
+
+    def bar(y: int, title: str, parts: Mapping[str, tuple[int, str]]) -> None:
+        at = x
+        rows.append(f'<text x="{x - 8}" y="{y + 15}" text-anchor="end">{title}</text>')
+        for name, (tokens, colour) in parts.items():
+            wide = width * tokens / most
+            told = f"<title>{title}: {name} {tokens:,} tokens</title>"
+            box = f'x="{at:.1f}" y="{y}" width="{wide:.1f}" height="22" fill="{colour}"'
+            rows.append(f"<rect {box}>{told}</rect>")
+            at += wide
+
+    for place, (title, sums) in enumerate((("as sent", report.as_sent), ("in layers", report.layered))):
+        bar(
+            46 + 40 * place,
+            title,
+            {"cached": (sums.cached_tokens, "#56a64b"), "uncached": (sums.uncached_tokens, "#d1495b")},
+        )
+    colours = {"new": "#96d98d", "cold_start": "#8ab8ff", "expired": "#b877d9", "changed": "#d1495b",
+               "below_minimum": "#c8c8c8", "provider_miss": "#ff9830"}  # fmt: skip
+    causes = report.as_sent.causes
+    bar(136, "why uncached", {name: (causes[name], colour) for name, colour in colours.items() if causes[name]})
+    legend, at = [], x
+    for name, colour in {
+        "cached": "#56a64b",
+        "uncached": "#d1495b",
+        **{k: v for k, v in colours.items() if causes[k]},
+    }.items():
+        legend.append(f'<rect x="{at}" y="178" width="11" height="11" fill="{colour}"/>')
+        legend.append(f'<text x="{at + 16}" y="188">{name}</text>')
+        at += 40 + 7 * len(name)
+    title = f"{report.requests:,} requests: prompt tokens as sent and in layers"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="204" font-family="system-ui, sans-serif" '
+        f'font-size="13"><rect width="780" height="204" fill="#fff"/><text x="16" y="26" font-size="15" '
+        f'font-weight="600">{title}</text>{"".join(rows)}{"".join(legend)}</svg>\n'
+    )

@@ -1,0 +1,118 @@
+"""`strata replay`: the command's tables, progress and files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from proxy.app import given_prices
+from proxy.memo import TokenScale
+from proxy.prices import Prices, own
+from proxy.replay import Replay, Report, Sums, lines, picture
+from proxy.settings import Settings
+from proxy.tenants import Tenants
+
+_HOMES = (
+    "https://api.openai.com/v1",
+    "https://api.anthropic.com/v1",
+    "https://generativelanguage.googleapis.com/v1beta",
+    "https://api.deepseek.com/v1",
+    "https://openrouter.ai/api/v1",
+)
+"""Whose prices are asked in turn for a model that the upstream does not have: traffic may be of several providers."""
+
+
+def run(settings: Settings, path: Path, *, whole: bool, model: str, console: Console) -> Report:
+    """Play a file with the settings in force, and show how far it is."""
+    policy = Tenants(settings).nobody.policy
+    prices = Prices(given_prices(settings))
+    sellers = (settings.upstream_url, *(() if own(settings.upstream_url) else _HOMES))
+    prices.load(sellers)
+    replay = Replay(
+        policy,
+        TokenScale("o200k_base", max_bytes=settings.memory_bytes),
+        price=lambda name, at: next(filter(None, (prices.of(name, seller, at) for seller in sellers)), None),
+        max_bytes=settings.memory_bytes,
+    )
+    bar = Progress(
+        TextColumn("replay"), BarColumn(bar_width=40), DownloadColumn(), TimeRemainingColumn(), console=console,
+        transient=True,
+    )  # fmt: skip
+    with bar, path.open("rb") as file:
+        task = bar.add_task("replay", total=path.stat().st_size)
+        traffic = lines(file, read=lambda size: bar.advance(task, size), whole=whole, model=model, now=time.time())
+        return replay.play(traffic)
+
+
+def show(console: Console, report: Report) -> None:
+    """Print a report for people."""
+    table = Table(title=f"{report.requests:,} requests", title_justify="left", box=None, pad_edge=False)
+    for title in ("", "prompt tokens", "cached", "uncached", "of as sent", "prompts, US dollars"):
+        table.add_column(title, justify="left" if not title else "right")
+    rows = [("as sent", report.as_sent), ("in layers", report.layered)]
+    if report.recorded.input_tokens:
+        rows.insert(0, ("reported", report.recorded))
+    for title, sums in rows:
+        table.add_row(title, *_row(sums, report.as_sent))
+    console.print(table)
+    if len(report.models) > 1:
+        console.print(_models(report))
+    _counts(console, "Uncached as sent, by cause", dict(report.as_sent.causes.most_common()), "tokens")
+    breaks = {f"{layer}: {kind}": count for (layer, kind), count in report.breaks.most_common(12)}
+    _counts(console, "Breaks", breaks, "requests")
+    if report.worst:
+        worst = Table(title="Worst conversations", title_justify="left", box=None, pad_edge=False)
+        for title in ("conversation", "uncached as sent", "in layers"):
+            worst.add_column(title, justify="left" if title == "conversation" else "right")
+        for name, own, mine in report.worst:
+            worst.add_row(name[:60], f"{own:,}", f"{mine:,}")
+        console.print(worst)
+    if report.unpriced:
+        console.print(f"{report.unpriced:,} requests are of models without a price; STRATA_PRICES gives one.")
+    for why, count in report.skipped.items():
+        console.print(f"[red]skipped[/red] {count:,}: {why}")
+
+
+def _row(sums: Sums, base: Sums) -> list[str]:
+    share = f"{sums.cached_share:.0%}" if sums.cached_share is not None else "–"
+    change = sums.uncached_tokens / base.uncached_tokens - 1 if base.uncached_tokens else 0.0
+    return [f"{sums.input_tokens:,}", share, f"{sums.uncached_tokens:,}", f"{change:+.0%}", _usd(sums)]
+
+
+def _models(report: Report) -> Table:
+    table = Table(title="By model", title_justify="left", box=None, pad_edge=False)
+    for title in ("", "prompt tokens", "cached as sent", "in layers", "US dollars", "in layers"):
+        table.add_column(title, justify="left" if not title else "right")
+    for name, (sent, mine) in sorted(report.models.items(), key=lambda each: -each[1][0].input_tokens):
+        shares = (f"{sums.cached_share or 0:.0%}" for sums in (sent, mine))
+        table.add_row(name[:60], f"{sent.input_tokens:,}", *shares, _usd(sent), _usd(mine))
+    return table
+
+
+def _usd(sums: Sums) -> str:
+    return f"{sums.usd:,.2f}" if sums.usd >= 1 else f"{sums.usd:.4f}"
+
+
+def _counts(console: Console, title: str, counts: dict[str, int], unit: str) -> None:
+    if not counts:
+        return
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column(unit, justify="right")
+    for name, count in counts.items():
+        table.add_row(name, f"{count:,}")
+    console.print(table)
+
+
+def write(report: Report, *, json: BinaryIO | None, svg: BinaryIO | None) -> None:
+    """Write the report's files."""
+    if json is not None:
+        json.write(orjson.dumps(report.told(), option=orjson.OPT_INDENT_2) + b"\n")
+    if svg is not None:
+        svg.write(picture(report).encode())

@@ -1,0 +1,117 @@
+"""Traffic without its words: nothing that people wrote is left, and what broke the prompt cache still is."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import redact
+from proxy.memo import TokenScale
+from tests.core.test_divergence import PLANTED, Make, body, find, grown
+
+KEY = b"k" * 32
+
+
+def redacted(sent: Any, key: bytes = KEY) -> Any:
+    return orjson.loads(redact.body(orjson.dumps(sent), key))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_text_keeps_its_length_and_its_marks(text: str) -> None:
+    """What is neither a letter nor a digit stays where it is; digits stay digits; the same text comes out the same."""
+    made = redact.text(text, KEY)
+    assert len(made) == len(text)
+    assert made == redact.text(text, KEY)
+    for old, new in zip(text, made, strict=True):
+        if old.isdecimal():
+            assert new.isdecimal()
+        elif not (old.isalnum() or old == "_"):
+            assert new == old
+
+
+@given(st.from_regex(r"[a-z]{6,20}", fullmatch=True))
+def test_words_are_others_and_not_the_same_under_another_key(word: str) -> None:
+    """Whoever has two captures cannot lay them side by side."""
+    if word not in redact._KEPT_WORDS:
+        assert redact.text(word, KEY) != redact.text(word, b"j" * 32)
+        assert redact.text(word, KEY) != word
+
+
+def test_short_numbers_and_words_are_never_made_the_same() -> None:
+    """A clock that goes on by a minute still does."""
+    for alphabet, length in (
+        ("0123456789", 1),
+        ("0123456789", 2),
+        ("0123456789", 3),
+        ("abcdefghijklmnopqrstuvwxyz", 2),
+    ):
+        words = ["".join(letters) for letters in itertools.product(alphabet, repeat=length)]
+        made = {word: redact.text(word, KEY) for word in words if word not in redact._KEPT_WORDS}
+        assert len(set(made.values())) == len(made)
+
+
+def test_planted_breaks_are_found_where_they_were(make: Make, scale: TokenScale) -> None:
+    """At the same layer and message each, and almost all by the same kind."""
+    alike = 0
+    for _, _, before, now in PLANTED:
+        first, later = body(), grown(body())
+        before(first)
+        now(later)
+        plain = find(first, later, make, scale)
+        found = find(redacted(first), redacted(later), make, scale)
+        assert plain
+        assert found
+        assert (found.layer, found.message) == (plain.layer, plain.message)
+        alike += found.kind == plain.kind
+    assert alike >= 0.9 * len(PLANTED)
+
+
+def test_what_a_prompt_cache_needs_stays_and_what_people_wrote_does_not() -> None:
+    """Roles, models, tools' names, keys and tags stay; a speaker's name, arguments and metadata do not."""
+    sent = {
+        "model": "gpt-5.1",
+        "metadata": {"user_id": "margaret@example.org"},
+        "tools": [{"type": "function", "function": {"name": "find_order", "description": "Finds orders."}}],
+        "messages": [
+            {"role": "user", "name": "Margaret", "content": '<document path="secret.md">A plan</document> data: mine'},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "call_Ab12", "type": "function", "function": {"name": "find_order", "arguments": '{"who": "A"}'}}
+            ]},
+        ],
+        "temperature": 0.2,
+        "stream": True,
+    }  # fmt: skip
+    made = redacted(sent)
+    whole = orjson.dumps(made).decode()
+    for word in ("argaret", "example", "Finds", "orders", "secret", "plan", "mine", "Ab12"):
+        assert word not in whole
+    assert made["model"] == "gpt-5.1"
+    assert (made["temperature"], made["stream"]) == (0.2, True)
+    assert made["tools"][0]["function"]["name"] == "find_order"
+    assert [message["role"] for message in made["messages"]] == ["user", "assistant"]
+    assert made["messages"][0]["content"].startswith('<document path="')
+    assert made["messages"][0]["content"].split("</")[1].startswith("document>")
+
+
+def test_of_an_image_only_the_head_stays_and_of_other_data_nothing() -> None:
+    """Its size stands in the head; a text that begins like data is a text."""
+    picture = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 4).decode()
+    made = redact.text(picture, KEY)
+    assert made[:120] == picture[:120]
+    assert set(made[120:]) == {"A"}
+    assert len(made) == len(picture)
+    assert redact.text("data:text/plain;base64,c2VjcmV0", KEY) == "data:text/plain;base64,AAAAAAAA"
+    assert "secret" not in redact.text("data: my secret", KEY)
+
+
+def test_a_body_of_any_depth_is_no_harm() -> None:
+    """Nothing below two hundred levels is told."""
+    deep: Any = "secret"
+    for _ in range(230):
+        deep = [deep]
+    assert "secret" not in orjson.dumps(redacted({"messages": deep})).decode()
