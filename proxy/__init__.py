@@ -13,9 +13,11 @@ Everything that is no chat goes through `passthrough`; the proxy's own routes ar
 
 Who may import whom, outermost first (import-linter holds it):
 
-    cli · demo · server · app          start and stop; the only builder of parts
+    cli · demo · server · app          start and stop; the only builder of parts; `explaining`, `replaying` show
+    replay · offline · capture         recorded traffic, planned as the pipeline does; live traffic, recorded
     pipeline | passthrough | admin | live   one request each; the live page
-    forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it
+    forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it, `explain` says
+                                       what would be done, `traces` holds what a prompt is compared with
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
     environment                        the only reader of the environment
