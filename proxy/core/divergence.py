@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import msgspec
@@ -24,9 +24,13 @@ from proxy.errors import Odd, StrataError
 
 Kind = Literal[
     "clock", "nonce", "number", "tool_order", "tool_set", "tool_schema", "response_format", "parameter", "image_url",
-    "history_edited", "history_cut", "whitespace", "epoch_end", "library_grew", "other",
+    "history_edited", "history_cut", "whitespace", "epoch_end", "library_grew", "current_values", "turn_context",
+    "other",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
+OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context"})
+"""Strata's own, where the client's bytes did not change: an epoch ended, the library grew, a line of the system prompt
+was found to change and is told elsewhere, what stood before the user's words in the last turn is gone."""
 Place = Literal["parameters", "tools", "L1", "L2", "L3", "L4", "L5"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -35,18 +39,22 @@ KEYED = (
     "thinking", "cache_salt",
 )  # fmt: skip
 """Members of a body besides the prompt that a provider keys its prompt cache by (PROVIDERS 1)."""
-_OURS: Mapping[Reason, Kind] = {"limit": "epoch_end", "dead_weight": "epoch_end", "cold": "epoch_end"}
+_ENDED: Mapping[Reason, Kind] = {"limit": "epoch_end", "dead_weight": "epoch_end", "cold": "epoch_end"}
 _EXCERPT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a prompt: the tools, or a message; `index` is its place in the client's body."""
+    """A part of a prompt: the tools, or a message; `index` is its place in the client's body.
+
+    `own` is the message as the client wrote it, where it was forwarded in another form.
+    """
 
     layer: Name
     index: int | None
     raw: bytes
     tokens: int
+    own: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Trace:
     @property
     def size(self) -> int:
         """Bytes it takes to keep."""
-        return 500 + sum(len(piece.raw) + 150 for piece in self.pieces)
+        return 500 + sum(len(piece.raw) + len(piece.own) + 150 for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,7 @@ def trace(request: Request, draft: Draft, scale: Scale, *, at: float) -> Trace:
             raw = render.sent(request, draft, index) if changed else request.raw(index)
             tokens = scale.text(raw.decode("utf-8", "replace")) if changed else scale.message(raw, message.digest)
             layer: Name = "L1" if index < draft.leading else "L5" if index == draft.newest.start else "L4"
-            pieces.append(Piece(layer, index, raw, tokens))
+            pieces.append(Piece(layer, index, raw, tokens, request.raw(index) if changed else b""))
     if raw := render.last(draft):
         pieces.append(Piece("L3", None, raw, scale.text(raw.decode())))
     return Trace(at, keyed, tuple(pieces))
@@ -142,13 +150,20 @@ def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Rea
         return _tools(was, now, shared)
     text_was, text_now = _said(was.raw), _said(now.raw)
     at = _first(text_was, text_now)
-    kind = _OURS.get(began) if began is not None and now.layer != "L1" else None
+    front = _share(now.tokens, at, len(text_now))
+    kind = _ENDED.get(began) if began is not None and now.layer != "L1" else None
     layer: Place = now.layer
     if now.layer == "L1" and _library(text_now, at):
-        layer, kind = "L2", _OURS.get(began, "library_grew") if began is not None else "library_grew"
+        layer, kind = "L2", _ENDED.get(began, "library_grew") if began is not None else "library_grew"
+    elif was.own or now.own:
+        old, new = _as_written(old), _as_written(new)
+        if old[0].raw == new[0].raw:
+            kind = kind or ("current_values" if now.layer == "L1" else "turn_context")
+        else:
+            text_was, text_now = _said(old[0].raw), _said(new[0].raw)
+            at = _first(text_was, text_now)
     if kind is None:
         kind = _kind(old, new, text_was, text_now, at)
-    front = _share(now.tokens, at, len(text_now))
     return Break(
         layer=layer,
         kind=kind,
@@ -158,6 +173,11 @@ def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Rea
         now=_excerpt(text_now, at),
         shared_tokens=shared + front,
     )
+
+
+def _as_written(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return pieces as the client wrote them."""
+    return [replace(piece, raw=piece.own or piece.raw, own=b"") for piece in pieces]
 
 
 def _kind(old: Sequence[Piece], new: Sequence[Piece], was: str, now: str, at: int) -> Kind:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from openai import AsyncOpenAI
+import orjson
+from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from proxy import app
 from proxy import environment as config
-from proxy.demo.scenes import Scene, Script, Turn, scenes
+from proxy.demo.scenes import Scene, Script, Turn, broken, scenes
 from proxy.simulator import app as simulator
 from proxy.simulator.accounting import OPENAI, cost
 from proxy.simulator.server import serve
@@ -23,6 +24,15 @@ from proxy.simulator.server import serve
 MODEL = "gpt-5.1"
 _SECONDS_PER_UNCACHED_TOKEN = 0.00008
 _FIRST_TOKEN_SECONDS = 0.02
+_PRICES = orjson.dumps(
+    {
+        MODEL: {
+            "input": float(OPENAI.input_usd_per_mtok),
+            "cached_read": float(OPENAI.cached_usd_per_mtok),
+            "output": float(OPENAI.output_usd_per_mtok),
+        }
+    }
+).decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +76,50 @@ def servers() -> Iterator[tuple[Place, Place]]:
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(serve(simulator.create(options)))
         behind = stack.enter_context(serve(simulator.create(options)))
-        settings = config.load({"STRATA_UPSTREAM_URL": behind.base_url, "STRATA_LOG_LEVEL": "error"})
+        settings = config.load(
+            {
+                "STRATA_UPSTREAM_URL": behind.base_url,
+                "STRATA_LOG_LEVEL": "error",
+                "STRATA_DEBUG": "true",
+                "STRATA_PRICES": _PRICES,
+            }
+        )
         strata = stack.enter_context(serve(app.create(settings)))
         yield Place(provider=alone.origin, strata=""), Place(provider=behind.origin, strata=strata.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A request that broke its prompt cache, and the one that comes after it, not sent."""
+
+    conversation: str
+    request_id: str
+    following: bytes
+
+
+def plant(through: Place) -> Planted:
+    """Break a prompt cache as clients do: a trace id that is another in each request, from the third on."""
+    script = Script(broken())
+    traces = ("trace-7f3a9c51", "trace-7f3a9c51", "trace-b20e64d8", "trace-9e6b1f07")
+
+    def messages(place: int) -> list[ChatCompletionMessageParam]:
+        system, *rest = script.request(script.scene.turns[place])
+        head, _, text = str(system["content"]).partition("\n")
+        made = [{**system, "content": f"{head} [{traces[place]}]\n{text}"}, *rest]
+        return cast("list[ChatCompletionMessageParam]", made)
+
+    client = OpenAI(base_url=f"{through.strata}/v1", api_key="demo", max_retries=0)
+    named = {"x-session-id": script.scene.conversation}
+    request_id = ""
+    for place in range(3):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=messages(place), extra_headers=named
+        )
+        request_id = answer.headers["x-strata-request-id"]
+        script.answered(script.scene.turns[place], answer.parse().choices[0].message.content or "")
+    client.close()
+    following = orjson.dumps({"model": MODEL, "messages": messages(3)})
+    return Planted(conversation=script.scene.conversation, request_id=request_id, following=following)
 
 
 def drive(straight: Place, through: Place, *, on_step: Callable[[Step], None]) -> list[Step]:

@@ -85,6 +85,19 @@ def document(name: str, sentences: int) -> str:
     return f'<document name="{name}">\n{_prose(name, sentences)}\n</document>'
 
 
+def broken() -> Scene:
+    """Return a conversation for breaking its prompt cache."""
+    return Scene(
+        title="a broken prompt cache",
+        system="You answer questions about orders.\n\n" + _prose("orders", 80),
+        conversation="demo-break",
+        turns=tuple(
+            Turn(words=words)
+            for words in ("Where is my order?", "Can I still change it?", "And the address?", "When will it come?")
+        ),
+    )
+
+
 def scenes() -> tuple[Scene, ...]:
     """Return the demo's conversations."""
     spec, api, plan = note("project-spec.md", 70), note("api-docs.md", 80), note("rollout/plan.md", 60)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group
@@ -12,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from proxy.demo import run
-from proxy.demo.run import Place, Step, Told
+from proxy.demo.run import Place, Planted, Step, Told
 from proxy.demo.scenes import scenes
 
 _ROWS = 16
@@ -32,8 +34,11 @@ def demo(console: Console, *, keep: Callable[[], object] | None) -> None:
         console.print(_summary(steps))
         console.print(_verdict(steps))
         if keep is not None:
-            _urls(console, through)
-            keep()
+            with tempfile.TemporaryDirectory(prefix="strata-demo-") as folder:
+                planted, following = run.plant(through), Path(folder) / "next.json"
+                following.write_bytes(planted.following)
+                _urls(console, through, planted, following)
+                keep()
 
 
 def _play(console: Console, straight: Place, through: Place, total: int) -> list[Step]:
@@ -132,13 +137,22 @@ def _verdict(steps: Sequence[Step]) -> str:
     )
 
 
-def _urls(console: Console, through: Place) -> None:
-    console.print("\nStill running; Ctrl-C ends it.")
-    console.print(f"  base_url for an OpenAI SDK   {through.strata}/v1   (any key, model {run.MODEL})")
-    console.print(f"  metrics                      {through.strata}/metrics")
-    console.print(f"  a conversation's layers      curl -H 'Authorization: Bearer demo' "
-                  f"{through.strata}/strata/conversations/demo-notes", soft_wrap=True)  # fmt: skip
-    console.print(f"  what the provider received   {through.provider}/sim/requests")
+def _urls(console: Console, through: Place, planted: Planted, following: Path) -> None:
+    key, named = "-H 'Authorization: Bearer demo'", f"--header 'x-session-id: {planted.conversation}'"
+    explain = f"strata explain {following} --url {through.strata} --header 'Authorization: Bearer demo' {named}"
+    for line in (
+        "\nStill running; Ctrl-C ends it.",
+        f"  live page                    {through.strata}/strata/",
+        f"  base_url for an OpenAI SDK   {through.strata}/v1   (any key, model {run.MODEL})",
+        f"  metrics                      {through.strata}/metrics",
+        f"  a conversation's layers      curl {key} {through.strata}/strata/conversations/demo-notes",
+        f"  what the provider received   {through.provider}/sim/requests",
+        f"\nThe newest request of conversation {planted.conversation} has just broken its prompt cache. What broke it?",
+        "  on the live page             the first row, its mark is red; open it",
+        f"  its receipt                  curl {key} {through.strata}/strata/requests/{planted.request_id}",
+        f"  what comes of the next one   {explain}",
+    ):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _prompt(told: Sequence[Told]) -> float:

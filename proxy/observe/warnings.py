@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
+from proxy.core.divergence import OURS
 from proxy.observe.record import Record
 
 _MOST = 10_000
 _EVERY_SECONDS = 1.0
 _STABLE = frozenset({"parameters", "tools", "L1", "L2"})
-_EXPECTED = frozenset({"epoch_end", "library_grew"})
 
 Say = Callable[..., None]
 
@@ -26,7 +26,7 @@ class Warnings:
     def emit(self, record: Record) -> None:
         """Warn of a stable layer that changed without a known trigger."""
         found = record.divergence
-        if found is None or found.layer not in _STABLE or found.kind in _EXPECTED:
+        if found is None or found.layer not in _STABLE or found.kind in OURS:
             return
         key = (record.lineage, found.kind)
         if key in self._told or record.at - self._last < _EVERY_SECONDS:

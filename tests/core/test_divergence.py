@@ -8,10 +8,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.core import divergence
-from proxy.core.divergence import Break, Trace
+from proxy.core.divergence import Break, Piece, Trace
+from proxy.core.measure import Name
 from proxy.core.plan import Plan
 from proxy.core.request import Request
 from proxy.memo import TokenScale
@@ -180,7 +182,7 @@ def test_planted_breaks_are_named(
 def test_there_are_sixty_and_every_kind_that_a_client_can_break() -> None:
     """The labelled set."""
     assert len(PLANTED) >= 60
-    assert {kind for kind, *_ in PLANTED} == set(divergence.KINDS) - {"epoch_end", "library_grew"}
+    assert {kind for kind, *_ in PLANTED} == set(divergence.KINDS) - divergence.OURS
 
 
 @pytest.mark.parametrize("plant", CLEAN)
@@ -203,6 +205,30 @@ def test_the_first_differing_character_is_told_with_both_sides(make: Make, scale
     assert found.character == len(f"You help.\n{RULES}\nTime: 10:0")
     assert (found.was[-3:], found.now[-3:]) == (":01", ":02")
     assert 250 < found.shared_tokens < 700
+
+
+def test_what_only_strata_changed_is_named_as_its_own() -> None:
+    """The client's bytes are the same; where they are not, they say what it was, whatever was forwarded."""
+
+    def said(role: str, text: str) -> bytes:
+        return orjson.dumps({"role": role, "content": text})
+
+    def pair(layer: Name, role: str, before: tuple[str, str], now: tuple[str, str]) -> Break | None:
+        first, later = (
+            Trace(0.0, (), (Piece(layer, 0, said(role, sent), 10, said(role, own)), Piece("L5", 1, b"{}", 1)))
+            for sent, own in (before, now)
+        )
+        return divergence.divergence(first, later)
+
+    same = pair("L1", "system", ("Time: 1", "Time: 1"), ("Time: [current value 1]", "Time: 1"))
+    assert same
+    assert (same.kind, same.character) == ("current_values", 6)
+    moved = pair("L4", "user", ("<current>x</current> Hi", "Hi"), ("Hi", "Hi"))
+    assert moved
+    assert (moved.kind, moved.character) == ("turn_context", 0)
+    edited = pair("L1", "system", ("Time: 10:01", "Time: 10:01"), ("[current value 1]", "Time: 10:02"))
+    assert edited
+    assert (edited.kind, edited.character, edited.shared_tokens) == ("clock", 10, 0)
 
 
 def test_our_own_breaks_are_named_as_ours(talk: Callable[[], Any], scale: TokenScale) -> None:

@@ -40,6 +40,30 @@ async def uncached(rig: Rig) -> dict[str, int]:
     return {cause: tokens for cause, tokens in found.items() if tokens}
 
 
+@pytest.mark.parametrize("name", ["", "c1"])
+async def test_in_layers_a_break_is_named_by_the_clients_own_bytes(name: str) -> None:
+    """A clock that Strata takes out of L1 was a clock; what Strata itself moves later is named as its own."""
+    async with rigged(None, DEBUG="true") as rig:
+        talk: list[Body] = []
+        for turn in range(5):
+            talk.append({"role": "user", "content": f"user {turn}"})
+            system = {"role": "system", "content": f"Time: 10:0{turn}\n{RULES}"}
+            headers = {"x-strata-conversation": name} if name else {}
+            answer = await rig.proxy.post(chat_body(messages=[system, *talk]), headers=headers)
+            talk.append(answer.json()["choices"][0]["message"])
+            found = answer.headers.get("x-strata-divergence", "")
+            if turn == 1:
+                assert found.startswith("L1; kind=clock; message=0; character=10")
+                told = await rig.proxy.http.get(
+                    f"/strata/requests/{answer.headers['x-strata-request-id']}",
+                    headers={"authorization": "Bearer key-one"},
+                )
+                assert "10:00" in told.json()["excerpts"]["was"]
+                assert "10:01" in told.json()["excerpts"]["now"]
+            elif turn > 1:
+                assert ("kind=turn_context" in found) if not name else not found
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_clients_own_break_is_named_before_a_byte_is_changed(observed: Rig, stream: bool) -> None:
     """In the receipt of every answer, in the record, in the metrics, in the log; each uncached token has one cause."""
