@@ -111,14 +111,7 @@ class Pipeline:
         client = Downstream(scope, receive, send)
         call = self._open()
         try:
-            call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
-            raw = await client.body(self._settings.max_body_bytes)
-            try:
-                request = await self._read(call, client, raw)
-                request, recalled, known = await self._recall(call, request)
-                await self._plan(call, request, recalled, known)
-            except Odd as odd:
-                call.cause = odd.cause
+            raw = await self._prepare(call, client, scope)
             await self._reserve(call, client, raw)
             self._remember(call)
             await self._forwarder.forward(call, client, raw)
@@ -142,15 +135,8 @@ class Pipeline:
         client = Downstream(scope, receive, send)
         call = self._open()
         try:
-            call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
-            raw = await client.body(self._settings.max_body_bytes)
-            try:
-                request = await self._read(call, client, raw)
-                request, recalled, known = await self._recall(call, request)
-                await self._plan(call, request, recalled, known, refuses=False)
-                await asyncio.to_thread(self._weigh, call, notes=False)
-            except Odd as odd:
-                call.cause = odd.cause
+            await self._prepare(call, client, scope, refuses=False)
+            await asyncio.to_thread(self._weigh, call, notes=False)
             await client.answer(200, orjson.dumps(explain.told(call)), [], JSON)
         except ClientGone:
             return
@@ -161,6 +147,18 @@ class Pipeline:
         return Call(
             request_id=os.urandom(12).hex(), at=time.time(), started=time.monotonic(), tenant=self._tenants.nobody
         )
+
+    async def _prepare(self, call: Call, client: Downstream, scope: Scope, *, refuses: bool = True) -> bytes:
+        """Find out whose a request is, read and plan it; returns its body. What is too odd to plan has no plan."""
+        call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
+        raw = await client.body(self._settings.max_body_bytes)
+        try:
+            request = await self._read(call, client, raw)
+            request, recalled, known = await self._recall(call, request)
+            await self._plan(call, request, recalled, known, refuses=refuses)
+        except Odd as odd:
+            call.cause = odd.cause
+        return raw
 
     # read
 

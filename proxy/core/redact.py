@@ -1,8 +1,8 @@
 """Traffic without its words: what a prompt cache sees of it is left, what people wrote is not.
 
 Every word becomes another of the same length by a keyed digest, the same word always the same; digits become digits.
-Roles, types, names of tools and models, keys, and the tags that mark context stay: so a replay finds the same breaks.
-Made-up words take more tokens than those of a language.
+The model, roles, types, names of tools, keys that are identifiers, and the tags that mark context stay: so a replay
+finds the same breaks. Made-up words take more tokens than those of a language.
 """
 
 from __future__ import annotations
@@ -11,12 +11,29 @@ import calendar
 import functools
 import hashlib
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import orjson
 
 from proxy.core.items import TAGS
 
-_KEPT_KEYS = frozenset({"role", "type", "model", "name", "detail", "format", "finish_reason", "effort", "verbosity"})
+_KEPT = frozenset(
+    {
+        "system", "developer", "user", "assistant", "tool", "function",
+        "text", "image_url", "input_audio", "file", "refusal", "image", "document", "thinking", "redacted_thinking",
+        "tool_use", "tool_result", "base64", "url", "ephemeral", "enabled", "disabled", "adaptive", "custom",
+        "object", "array", "string", "number", "integer", "boolean", "null", "json_object", "json_schema",
+        "auto", "none", "required", "any", "low", "medium", "high", "minimal", "xhigh", "wav", "mp3", "default", "flex",
+        "priority", "approximate", "content", "prediction", "web_search", "5m", "1h", "24h", "in_memory",
+    }
+)  # fmt: skip
+"""Values of the protocols' own; they stay under `_KEYS`."""
+_KEYS = frozenset(
+    {"role", "type", "detail", "format", "effort", "reasoning_effort", "verbosity", "tool_choice", "function_call",
+     "service_tier", "ttl", "prompt_cache_retention"}
+)  # fmt: skip
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$.-]{0,63}")
 _KEPT_WORDS = frozenset(TAGS) | {"path", "title", "url", "id", "content", "name", "source", "query", "document"}
 _DATES = [*calendar.month_name[1:], *calendar.month_abbr[1:], *calendar.day_name, *calendar.day_abbr, "am", "pm"]
 _KEPT_WORDS |= {*_DATES, *(word.lower() for word in _DATES), "AM", "PM", "UTC", "GMT", "T", "Z"}
@@ -33,27 +50,50 @@ _SMALL = 1_000
 
 def body(raw: bytes, key: bytes) -> bytes:
     """Return a chat request's body redacted. Raises ValueError where it is no JSON."""
-    return orjson.dumps(_value(orjson.loads(raw), key, 0))
+    found = orjson.loads(raw)
+    made = _Body(key, frozenset(_tools(found))).value(found, 0)
+    if isinstance(made, dict) and isinstance(found.get("model"), str):
+        made["model"] = found["model"]
+    return orjson.dumps(made)
 
 
-def _value(value: object, key: bytes, depth: int, name: str = "") -> object:
-    if depth > _DEEPEST:
-        return None
-    match value:
-        case dict():
-            spoken = "role" in value
-            return {
-                each: text(inner, key)
-                if spoken and each == "name" and isinstance(inner, str)
-                else _value(inner, key, depth + 1, each)
-                for each, inner in value.items()
-            }
-        case list():
-            return [_value(inner, key, depth + 1, name) for inner in value]
-        case str():
-            return value if name in _KEPT_KEYS else text(value, key)
-        case _:
-            return value
+def _tools(found: object) -> Iterator[str]:
+    if not isinstance(found, dict):
+        return
+    for tool in (*_list(found.get("tools")), *_list(found.get("functions"))):
+        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = inner.get("name") if isinstance(inner, dict) else None
+        if isinstance(name, str):
+            yield name
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    key: bytes
+    tools: frozenset[str]
+
+    def value(self, value: object, depth: int, name: str = "") -> object:
+        """Return a value of the body, which stood under `name`."""
+        if depth > _DEEPEST:
+            return None
+        match value:
+            case dict():
+                return {self._name(each): self.value(inner, depth + 1, each) for each, inner in value.items()}
+            case list():
+                return [self.value(inner, depth + 1, name) for inner in value]
+            case str() if (name in _KEYS and value in _KEPT) or (name == "name" and value in self.tools):
+                return value
+            case str():
+                return text(value, self.key)
+            case _:
+                return value
+
+    def _name(self, name: str) -> str:
+        return name if _IDENTIFIER.fullmatch(name) else text(name, self.key)
 
 
 def text(value: str, key: bytes) -> str:

@@ -98,6 +98,34 @@ def test_what_a_prompt_cache_needs_stays_and_what_people_wrote_does_not() -> Non
     assert made["messages"][0]["content"].split("</")[1].startswith("document>")
 
 
+def test_no_place_keeps_what_people_wrote() -> None:
+    """Nor does a key that is one of the protocol's elsewhere: metadata, arguments as objects, names, stop words."""
+    secret = "Margaret loves the secret plan"
+    sent = {
+        "model": "gpt-5.1",
+        "metadata": {"name": secret, "type": secret, "model": secret, "detail": secret},
+        "user": secret,
+        "stop": [secret],
+        "logit_bias": {"1234": 5},
+        "response_format": {"type": "json_schema", "json_schema": {"name": secret, "schema": {"enum": [secret]}}},
+        "tools": [{"name": "find", "input_schema": {"type": "object", "description": secret}}],
+        "messages": [
+            {"role": "user", "name": secret, "content": [{"type": "text", "text": secret}]},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "name": "find", "input": {secret: secret, "name": secret}}
+            ]},
+        ],
+    }  # fmt: skip
+    made = redacted(sent)
+    whole = orjson.dumps(made).decode()
+    for word in (*secret.split(), "1234"):
+        if word not in {"the"}:
+            assert word not in whole
+    assert made["tools"][0]["name"] == made["messages"][1]["content"][0]["name"] == "find"
+    assert made["response_format"]["type"] == "json_schema"
+    assert made["tools"][0]["input_schema"]["type"] == "object"
+
+
 def test_of_an_image_only_the_head_stays_and_of_other_data_nothing() -> None:
     """Its size stands in the head; a text that begins like data is a text."""
     picture = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 4).decode()
