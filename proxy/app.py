@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import FrameType
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -122,8 +123,9 @@ class Services:
             token=token,
             debug=settings.debug,
         )
-        self.live = Live(self.board, may=self.admin.may)
-        self.capture = Capture(self.admin, open_=token is not None, debug=settings.debug)
+        self.ending = False
+        self.live = Live(self.board, may=self.admin.may, ending=lambda: self.ending)
+        self.capture = Capture(self.admin, open_=token is not None, debug=settings.debug, ending=lambda: self.ending)
         self.pipeline.watch(self.capture.take)
 
     def reload(self) -> None:
@@ -264,9 +266,8 @@ def create(settings: Settings) -> Strata:
         services = own.state.services = Services(settings)
         own.router.routes += _routes(services.admin, services.pipeline, services.live, services.capture)
         await services.start()
-        hear = getattr(signal, "SIGHUP", None)
-        if hear is not None and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(hear, services.reload)
+        if threading.current_thread() is threading.main_thread():
+            _hear(services)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_YOUNG)
@@ -276,6 +277,22 @@ def create(settings: Settings) -> Strata:
             await services.close()
 
     return Strata(Starlette(lifespan=lifespan))
+
+
+def _hear(services: Services) -> None:
+    """Hear the process's signals: SIGHUP, and those that end it, which the server answers as before."""
+    if hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.reload)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        answer = signal.getsignal(number)
+
+        def ended(given: int, frame: FrameType | None, answer: object = answer) -> None:
+            services.ending = True
+            if callable(answer):
+                answer(given, frame)
+
+        if callable(answer):
+            signal.signal(number, ended)
 
 
 class _Raw:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -81,21 +80,21 @@ def explain_(file: BinaryIO, url: str | None, headers: tuple[str, ...], *, as_js
 
 
 @main.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.File("rb"))
 @click.option("--conversations", "whole", is_flag=True, help="A line is a whole conversation, not a request.")
 @click.option("--model", default="gpt-5.1", show_default=True, help="The model of what names none.")
 @click.option("--json", "json_file", type=click.File("wb", lazy=False), help="Write the report here.")
 @click.option("--svg", "svg_file", type=click.File("wb", lazy=False), help="Draw a picture here.")
-def replay(file: Path, model: str, json_file: BinaryIO | None, svg_file: BinaryIO | None, *, whole: bool) -> None:
-    """Say what recorded traffic cost, why, and what it would have cost in layers. FILE has one request a line."""
+def replay(file: BinaryIO, model: str, json_file: BinaryIO | None, svg_file: BinaryIO | None, *, whole: bool) -> None:
+    """Say what recorded traffic cost, why, and what it would have cost in layers. FILE has a request a line."""
     from proxy import replaying  # noqa: PLC0415 -- brings the whole application
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     report = replaying.run(_load({}), file, whole=whole, model=model, console=console)
-    replaying.show(console, report)
     replaying.write(report, json=json_file, svg=svg_file)
+    replaying.show(console, report)
     if not report.requests:
-        click.echo(f"strata: {file}: no line of it is a chat request", err=True)
+        click.echo(f"strata: {file.name}: no line of it is a chat request", err=True)
         sys.exit(1)
 
 
@@ -110,12 +109,14 @@ def capture(url: str, token: str, seconds: int, out: BinaryIO, *, content: bool)
     from proxy import explaining  # noqa: PLC0415 -- brings the whole application
 
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            taken = explaining.capture(url, token, seconds=seconds, content=content, out=out)
-            click.echo(f"strata: {taken} requests", err=True)
+        taken = explaining.capture(url, token, seconds=seconds, content=content, out=out)
+    except KeyboardInterrupt:
+        click.echo("strata: the capture was ended; what is written is whole lines", err=True)
     except explaining.Refused as error:
         click.echo(f"strata: {error}", err=True)
         sys.exit(1)
+    else:
+        click.echo(f"strata: {taken} requests", err=True)
 
 
 @main.command(name="config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -63,17 +64,21 @@ def capture(url: str, token: str, *, seconds: int, content: bool, out: BinaryIO)
     query = f"?seconds={seconds}" + ("&content=true" if content else "")
     asked = urllib.request.Request(f"{base}/strata/capture{query}")  # noqa: S310 -- the user's own proxy
     asked.add_header("authorization", f"Bearer {token}")
-    taken = 0
+    taken, whole = 0, False
     try:
         with urllib.request.urlopen(asked, timeout=seconds + 60) as answer:  # noqa: S310 -- as above
             for line in answer:
                 out.write(line)
                 out.flush()
-                taken += 1
+                whole = line.startswith(b'{"left_out"')
+                taken += not whole
     except urllib.error.HTTPError as error:
         raise Refused(_why(error.read())) from error
-    except (urllib.error.URLError, ValueError) as error:
-        raise Refused(f"{base} cannot be asked: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        early = f", after {taken} requests" if taken else ""
+        raise Refused(f"{base} cannot be captured from{early}: {str(error).strip() or type(error).__name__}") from error
+    if not whole:
+        raise Refused(f"{base} ended the capture early, after {taken} requests")
     return taken
 
 

@@ -61,7 +61,7 @@ class Prices:
             return None
         try:
             return _price(find(name, datetime.fromtimestamp(now, UTC)))
-        except (LookupError, ValueError):
+        except (LookupError, ValueError, OverflowError, OSError):
             return None
 
 

@@ -7,13 +7,14 @@ prefix up to a user or tool message was a request. Files of any size: a line at 
 
 from __future__ import annotations
 
+import codecs
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Annotated
 
 import msgspec
-import orjson
 
 from proxy.core import divergence, layers
 from proxy.core import usage as usages
@@ -33,6 +34,7 @@ from proxy.traces import Traces
 _GAP_SECONDS = 5.0
 """Between requests that say no time."""
 _MOST_CONVERSATIONS = 100_000
+_LATEST_SECONDS = 1e11
 _WORST = 10
 _NODE_BYTES = 1_000
 """Of the memory allowed for each step of a prompt that the simulated prompt caches hold."""
@@ -80,11 +82,16 @@ class Sums:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found. `worst` are conversations by uncached tokens: as sent, and in layers."""
+    """What a replay found. `worst` are conversations by uncached tokens: as sent, and in layers.
+
+    `recorded` is what was reported, for `reported` of the requests; `recorded_as_sent` is ours of the same ones.
+    """
 
     requests: int = 0
     skipped: collections.Counter[str] = field(default_factory=collections.Counter)
+    reported: int = 0
     recorded: Sums = field(default_factory=Sums)
+    recorded_as_sent: Sums = field(default_factory=Sums)
     as_sent: Sums = field(default_factory=Sums)
     layered: Sums = field(default_factory=Sums)
     unpriced: int = 0
@@ -103,7 +110,8 @@ class Report:
         return {
             "requests": self.requests,
             "skipped": dict(self.skipped),
-            "recorded": _sums(self.recorded) if self.recorded.input_tokens else None,
+            "reported_requests": self.reported,
+            "recorded": _sums(self.recorded) if self.reported else None,
             "as_sent": _sums(self.as_sent),
             "layered": _sums(self.layered),
             "unpriced_requests": self.unpriced,
@@ -134,10 +142,14 @@ def _sums(sums: Sums) -> dict[str, object]:
 class _Line(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
-    at: float | None = None
+    at: Annotated[float, msgspec.Meta(ge=0, lt=1e20)] | None = None
     conversation: str | None = None
     usage: msgspec.Raw = msgspec.Raw(b"")
-    left_out: int = 0
+    left_out: int | None = None
+
+
+class _Said(msgspec.Struct):
+    role: str = ""
 
 
 class _Named(msgspec.Struct):
@@ -153,25 +165,30 @@ def lines(
     What says no time comes five seconds after what was before it; the first at `now`.
     """
     at = now
-    for raw in file:
+    for number, raw in enumerate(file):
         read(len(raw))
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 0 else raw  # noqa: PLW2901 -- the same line
         if not raw.strip():
             continue
         try:
             line = msgspec.json.decode(raw, type=_Line)
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        except msgspec.ValidationError as error:
+            yield Skipped(str(error))
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield Skipped("no JSON object")
             continue
-        if line.left_out:
-            yield Skipped("left out of the capture, which was not read fast enough", line.left_out)
+        if line.left_out is not None:
+            if line.left_out > 0:
+                yield Skipped("left out of the capture, which was not read fast enough", line.left_out)
             continue
         if whole:
             for found in _requests(line, at, model):
-                at = found.at
+                at = found.at if isinstance(found, Recorded) else at
                 yield found
             continue
         body = bytes(line.body) or raw.strip()
-        at = line.at if line.at is not None else at + _GAP_SECONDS
+        at = _seconds(line.at) if line.at is not None else at + _GAP_SECONDS
         yield Recorded(
             body=body,
             at=at,
@@ -181,18 +198,25 @@ def lines(
         )
 
 
-def _requests(line: _Line, at: float, model: str) -> Iterator[Recorded]:
+def _seconds(at: float) -> float:
+    """Return a time in seconds; it may have been written in milli-, micro- or nanoseconds."""
+    while at > _LATEST_SECONDS:
+        at /= 1_000
+    return at
+
+
+def _requests(line: _Line, at: float, model: str) -> Iterator[Recorded | Skipped]:
     """Return every request of a conversation that was recorded whole."""
     try:
-        messages = msgspec.json.decode(bytes(line.messages) or b"[]", type=list[dict[str, object]])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        messages = msgspec.json.decode(bytes(line.messages) or b"null", type=list[msgspec.Raw])
+        roles = [msgspec.json.decode(message, type=_Said).role for message in messages]
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        yield Skipped("no conversation: messages")
         return
-    for end, message in enumerate(messages, 1):
-        if message.get("role") in {"user", "tool"} and (
-            end == len(messages) or messages[end].get("role") == "assistant"
-        ):
+    for end, role in enumerate(roles, 1):
+        if role in {"user", "tool"} and (end == len(roles) or roles[end] == "assistant"):
             at += _GAP_SECONDS
-            body = orjson.dumps({"model": model, "messages": messages[:end]})
+            body = msgspec.json.encode({"model": model, "messages": messages[:end]})
             yield Recorded(body=body, at=at, conversation=line.conversation)
 
 
@@ -254,7 +278,7 @@ class Replay:
         ):  # fmt: skip
             _add(sums, total, cached, price)
         self._explain(each, found, own)
-        self._record(each, price)
+        self._record(each, totals[0], own, price)
         name = each.conversation
         if name and (name in report.conversations or len(report.conversations) < _MOST_CONVERSATIONS):
             before = report.conversations.get(name, (0, 0))
@@ -290,10 +314,12 @@ class Replay:
             )
         )
 
-    def _record(self, each: Recorded, price: Price | None) -> None:
+    def _record(self, each: Recorded, total: int, cached: int, price: Price | None) -> None:
         """Add what was reported for the request itself."""
         usage = usages.parse(b'{"usage":' + each.usage + b"}") if each.usage else None
         if usage is not None:
+            self.report.reported += 1
+            _add(self.report.recorded_as_sent, total, cached, price)
             _add(self.report.recorded, usage.input_tokens, usage.cache_read_tokens or 0, price)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from pathlib import Path
 from typing import BinaryIO
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -28,7 +29,7 @@ _HOMES = (
 """Whose prices are asked in turn for a model that the upstream does not have: traffic may be of several providers."""
 
 
-def run(settings: Settings, path: Path, *, whole: bool, model: str, console: Console) -> Report:
+def run(settings: Settings, file: BinaryIO, *, whole: bool, model: str, console: Console) -> Report:
     """Play a file with the settings in force, and show how far it is."""
     policy = Tenants(settings).nobody.policy
     prices = Prices(given_prices(settings))
@@ -44,10 +45,17 @@ def run(settings: Settings, path: Path, *, whole: bool, model: str, console: Con
         TextColumn("replay"), BarColumn(bar_width=40), DownloadColumn(), TimeRemainingColumn(), console=console,
         transient=True,
     )  # fmt: skip
-    with bar, path.open("rb") as file:
-        task = bar.add_task("replay", total=path.stat().st_size)
+    with bar:
+        task = bar.add_task("replay", total=_size(file))
         traffic = lines(file, read=lambda size: bar.advance(task, size), whole=whole, model=model, now=time.time())
         return replay.play(traffic)
+
+
+def _size(file: BinaryIO) -> int | None:
+    try:
+        return os.fstat(file.fileno()).st_size or None
+    except OSError:
+        return None
 
 
 def show(console: Console, report: Report) -> None:
@@ -55,11 +63,12 @@ def show(console: Console, report: Report) -> None:
     table = Table(title=f"{report.requests:,} requests", title_justify="left", box=None, pad_edge=False)
     for title in ("", "prompt tokens", "cached", "uncached", "of as sent", "prompts, US dollars"):
         table.add_column(title, justify="left" if not title else "right")
-    rows = [("as sent", report.as_sent), ("in layers", report.layered)]
-    if report.recorded.input_tokens:
-        rows.insert(0, ("reported", report.recorded))
-    for title, sums in rows:
+    for title, sums in (("as sent", report.as_sent), ("in layers", report.layered)):
         table.add_row(title, *_row(sums, report.as_sent))
+    if report.reported:
+        table.add_section()
+        table.add_row(f"reported, for {report.reported:,}", *_row(report.recorded, report.recorded_as_sent))
+        table.add_row("as sent, of these", *_row(report.recorded_as_sent, report.recorded_as_sent))
     console.print(table)
     if len(report.models) > 1:
         console.print(_models(report))
@@ -71,12 +80,12 @@ def show(console: Console, report: Report) -> None:
         for title in ("conversation", "uncached as sent", "in layers"):
             worst.add_column(title, justify="left" if title == "conversation" else "right")
         for name, own, mine in report.worst:
-            worst.add_row(name[:60], f"{own:,}", f"{mine:,}")
+            worst.add_row(escape(name[:60]), f"{own:,}", f"{mine:,}")
         console.print(worst)
     if report.unpriced:
         console.print(f"{report.unpriced:,} requests are of models without a price; STRATA_PRICES gives one.")
     for why, count in report.skipped.items():
-        console.print(f"[red]skipped[/red] {count:,}: {why}")
+        console.print(f"[red]skipped[/red] {count:,}: {escape(why)}")
 
 
 def _row(sums: Sums, base: Sums) -> list[str]:
@@ -91,7 +100,7 @@ def _models(report: Report) -> Table:
         table.add_column(title, justify="left" if not title else "right")
     for name, (sent, mine) in sorted(report.models.items(), key=lambda each: -each[1][0].input_tokens):
         shares = (f"{sums.cached_share or 0:.0%}" for sums in (sent, mine))
-        table.add_row(name[:60], f"{sent.input_tokens:,}", *shares, _usd(sent), _usd(mine))
+        table.add_row(escape(name[:60]), f"{sent.input_tokens:,}", *shares, _usd(sent), _usd(mine))
     return table
 
 

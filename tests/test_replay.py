@@ -119,6 +119,8 @@ def test_what_was_reported_is_a_line_of_its_own() -> None:
     sent[1]["usage"] = {"input_tokens": 100, "cache_read_input_tokens": 900, "output_tokens": 1}
     report = played(sent)
     assert (report.recorded.input_tokens, report.recorded.cached_tokens) == (2_000, 1_540)
+    assert report.reported == 2
+    assert 0 < report.recorded_as_sent.input_tokens < report.as_sent.input_tokens
     assert report.told()["recorded"]["uncached_tokens"] == 460  # type: ignore[index]
     assert played(sent[2:]).told()["recorded"] is None
 
@@ -153,9 +155,12 @@ def test_conversations_recorded_whole_are_their_requests() -> None:
     ("line", "why"),
     [
         (b"nope", "no JSON object"),
-        (b"[1]", "no JSON object"),
-        (b'{"at": "noon", "body": {}}', "no JSON object"),
-        (b"[" * 100_000, "no JSON object"),
+        (b"[1]", "Expected `object`, got `array`"),
+        (b'{"at": "noon", "body": {}}', "Expected `float | null`, got `str` - at `$.at`"),
+        (b'{"at": -1, "body": {}}', "Expected `float` >= 0.0 - at `$.at`"),
+        (b'{"at": 1e308, "body": {}}', "Expected `float` < 1e+20 - at `$.at`"),
+        (b'{"conversation": 5}', "Expected `str | null`, got `int` - at `$.conversation`"),
+        (b"[" * 100_000, "Expected `object`, got `array`"),
         (b"\xff\xfe", "no JSON object"),
         (b'{"model": "m"}', "no_messages"),
         (b'{"body": {"messages": 7}}', "no_messages"),
@@ -167,6 +172,33 @@ def test_what_is_no_request_is_counted_and_the_rest_is_played(line: bytes, why: 
     report = played(io.BytesIO(line + b"\n\n" + good))
     assert dict(report.skipped) == {why: 1}
     assert report.requests == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"conversation": "a"}', "no conversation: messages"),
+        (b'{"conversation": "a", "messages": null}', "no conversation: messages"),
+        (b'{"conversation": "a", "messages": [{"role": ["x"]}]}', "no conversation: messages"),
+        (b'{"conversation": "a", "messages": [7]}', "no conversation: messages"),
+    ],
+)
+def test_what_is_no_conversation_is_counted(line: bytes, why: str) -> None:
+    """Not passed over in silence; numbers of any size are the client's business."""
+    good = b'{"conversation": "b", "messages": [{"role": "user", "content": "hi", "n": %d}]}' % 10**30
+    report = played(io.BytesIO(line + b"\n" + good), whole=True)
+    assert dict(report.skipped) == {why: 1}
+    assert report.requests == 1
+
+
+@pytest.mark.parametrize("factor", [1, 10**3, 10**6, 10**9])
+def test_times_may_be_in_smaller_units(factor: int) -> None:
+    """A time in milliseconds is told by its size; a mark at the file's beginning is passed over."""
+    found = [{**line, "at": line["at"] * factor} for line in conversation("a", 2, clock=False)]
+    file = io.BytesIO(b"\xef\xbb\xbf" + traffic(found).getvalue())
+    times = [each.at for each in lines(file, read=lambda _: None, whole=False, model="", now=0.0)
+             if isinstance(each, Recorded)]  # fmt: skip
+    assert times == pytest.approx([1_795_993_200.0, 1_795_993_207.0], abs=0.5)
 
 
 def test_what_a_capture_left_out_is_told() -> None:
@@ -234,6 +266,22 @@ def test_the_command_prints_tables_and_writes_files(tmp_path: Path) -> None:
                   "8 requests are of models without a price", "skipped 1: no JSON object"):  # fmt: skip
         assert words in result.output
     assert (tmp_path / "r.svg").read_text().startswith("<svg")
+
+
+def test_names_are_printed_as_they_are_and_files_come_first(tmp_path: Path) -> None:
+    """Brackets are no markup."""
+    file = tmp_path / "traffic.jsonl"
+    sent = [{**line, "conversation": "[/x]"} for line in conversation("a", 2, clock=False)]
+    sent[1]["body"]["model"] = "[red]odd"
+    file.write_bytes(traffic(sent).getvalue())
+    result = cli(str(file))
+    assert result.exit_code == 0, result.output
+    assert "[/x]" in result.output
+    assert "[red]odd" in result.output
+    piped = CliRunner().invoke(
+        main, ["replay", "-"], input=file.read_bytes(), env={"STRATA_UPSTREAM_URL": "http://a/v1"}
+    )
+    assert piped.exit_code == 0, piped.output
 
 
 def test_a_file_without_requests_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:

@@ -38,14 +38,20 @@ _KEPT_WORDS = frozenset(TAGS) | {"path", "title", "url", "id", "content", "name"
 _DATES = [*calendar.month_name[1:], *calendar.month_abbr[1:], *calendar.day_name, *calendar.day_abbr, "am", "pm"]
 _KEPT_WORDS |= {*_DATES, *(word.lower() for word in _DATES), "AM", "PM", "UTC", "GMT", "T", "Z"}
 """So a date is still known for one."""
-_RUN = re.compile(r"[^\W\d]+|\d+")
+_RUN = re.compile(r"[0-9]+|(?:[A-Za-z]|[^\x00-\x7f])+")
 _DATA = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,", re.IGNORECASE)
+_PICTURE = re.compile(r"data:image/(?:png;base64,iVBORw0KGgo|jpe?g;base64,/9j/|gif;base64,R0lGOD|webp;base64,UklGR)")
 _HEAD = 120
-"""Characters of an image's data that stay: its size stands there, and nothing else."""
+"""Characters of a picture's data that stay: its size stands there, and nothing else."""
+_INTEGER = re.compile(r"(?<![\d.])(?<!e[+-])\d+")
+"""The digits of a number before its point."""
+_MOST_DIGITS = 18
+_UNIX = re.compile(r"1[6-9]\d{8}(?:\d{3})?")
+"""A time in seconds or milliseconds; its first two digits stay."""
+_LONGEST_CACHED = 64
 _DEEPEST = 200
 _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
-_SMALL = 1_000
-"""Of so few numbers or words of one length each gets another of its own: digests of them would often be the same."""
+_ROUNDS = 8
 
 
 def body(raw: bytes, key: bytes) -> bytes:
@@ -89,6 +95,8 @@ class _Body:
                 return value
             case str():
                 return text(value, self.key)
+            case int() | float() if depth > 1 and not isinstance(value, bool):
+                return _number(value, self.key)
             case _:
                 return value
 
@@ -99,35 +107,77 @@ class _Body:
 def text(value: str, key: bytes) -> str:
     """Return a text of other words."""
     data = _DATA.match(value)
-    if data is not None:
-        kept = _HEAD if data.group()[:11].lower() == "data:image/" else data.end()
-        return value[:kept] + "A" * max(0, len(value) - kept)
-    return _RUN.sub(lambda found: _word(found.group(), key), value)
+    if data is None:
+        return _RUN.sub(lambda found: _word(found.group(), key), value)
+    picture = _PICTURE.match(value) is not None
+    head = value[:_HEAD] if picture else _RUN.sub(lambda found: _word(found.group(), key), data.group())
+    # Other data stays other data.
+    told = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=32, key=key).hexdigest()
+    return (head + told * ((len(value) - len(head)) // len(told) + 1))[: len(value)]
 
 
-@functools.lru_cache(maxsize=65_536)
+def _number(value: float, key: bytes) -> float:
+    made = orjson.loads(_INTEGER.sub(lambda found: _whole(found.group()[:_MOST_DIGITS], key), repr(value)))
+    assert isinstance(made, int | float)
+    return made
+
+
+def _whole(digits: str, key: bytes) -> str:
+    """Return another number of as many digits; none begins with a zero that did not before."""
+    made = _made(digits, key)
+    return made if len(made) == 1 or made[0] != "0" else "1" + made[1:]
+
+
 def _word(word: str, key: bytes) -> str:
     if word in _KEPT_WORDS:
         return word
-    alphabet = _DIGITS if word[0].isdecimal() else _LETTERS
-    plain = word.lower()
-    if len(alphabet) ** len(word) <= _SMALL and all(letter in alphabet for letter in plain):
-        place = functools.reduce(lambda so_far, letter: so_far * len(alphabet) + alphabet.index(letter), plain, 0)
-        made = _spelled(_shuffled(alphabet, len(word), key)[place], alphabet, len(word))
-    else:
-        digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=64, key=key).digest()
-        made = "".join(alphabet[byte % len(alphabet)] for byte in (digest * (len(word) // 64 + 1))[: len(word)])
+    if _UNIX.fullmatch(word):
+        return word[:2] + _made(word[2:], key)
+    made = _made(word.lower(), key) if len(word.lower()) == len(word) else _made(word, key)
     return "".join(new.upper() if old.isupper() else new for old, new in zip(word, made, strict=True))
 
 
+def _made(word: str, key: bytes) -> str:
+    return _cached(word, key) if len(word) <= _LONGEST_CACHED else _digested(word, key)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _cached(word: str, key: bytes) -> str:
+    """Return another word of the same length, for each word its own where it is of ASCII letters or digits."""
+    alphabet = _DIGITS if word[0] in _DIGITS else _LETTERS
+    if not all(letter in alphabet for letter in word):
+        return _digested(word, key)
+    if len(word) == 1:
+        return _shuffled(alphabet, key)[alphabet.index(word)]
+    # Format-preserving encryption by a balanced Feistel network, as NIST SP 800-38G has it (2016), on other functions.
+    base, half = len(alphabet), len(word) // 2
+    sizes = (half, len(word) - half)
+    left, right = _read(word[:half], alphabet), _read(word[half:], alphabet)
+    for turn in range(_ROUNDS):
+        told = b"%d %d %d %d" % (base, len(word), turn, right)
+        mixed = int.from_bytes(hashlib.blake2b(told, digest_size=56, key=key).digest())
+        left, right = right, (left + mixed) % base ** sizes[turn % 2]
+    return _spelled(left, alphabet, sizes[0]) + _spelled(right, alphabet, sizes[1])
+
+
+def _digested(word: str, key: bytes) -> str:
+    alphabet = _DIGITS if word[0] in _DIGITS else _LETTERS
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=64, key=key).digest()
+    return "".join(alphabet[byte % len(alphabet)] for byte in (digest * (len(word) // 64 + 1))[: len(word)])
+
+
 @functools.lru_cache(maxsize=64)
-def _shuffled(alphabet: str, length: int, key: bytes) -> list[int]:
-    """Return the numbers below the count of words of that length, in an order that the key says."""
+def _shuffled(alphabet: str, key: bytes) -> str:
+    """Return an alphabet in an order that the key says."""
 
-    def rank(number: int) -> bytes:
-        return hashlib.blake2b(b"%d %d %d" % (len(alphabet), length, number), digest_size=16, key=key).digest()
+    def rank(letter: str) -> bytes:
+        return hashlib.blake2b(letter.encode(), digest_size=16, key=key).digest()
 
-    return sorted(range(len(alphabet) ** length), key=rank)
+    return "".join(sorted(alphabet, key=rank))
+
+
+def _read(word: str, alphabet: str) -> int:
+    return functools.reduce(lambda number, letter: number * len(alphabet) + alphabet.index(letter), word, 0)
 
 
 def _spelled(number: int, alphabet: str, length: int) -> str:

@@ -22,11 +22,15 @@ _HEADERS = {"content-security-policy": _POLICY, "cache-control": "no-store", "x-
 
 
 class Live:
-    """Handlers as Starlette wants them. `may` says whether a request bears the admin token, where there is one."""
+    """Handlers as Starlette wants them. `may` says whether a request bears the admin token, where there is one.
 
-    def __init__(self, board: Board, *, may: Callable[[Request], bool]) -> None:
+    `ending` says whether the process is about to stop: an open page does not hold it up.
+    """
+
+    def __init__(self, board: Board, *, may: Callable[[Request], bool], ending: Callable[[], bool]) -> None:
         self._board = board
         self._may = may
+        self._ending = ending
         self._page = (importlib.resources.files("proxy.live") / "page.html").read_bytes()
 
     async def page(self, _: Request) -> Response:
@@ -51,7 +55,7 @@ class Live:
         known = int(since) if since.isdecimal() and len(since) < _DIGITS else 0
         told = -1
         for _ in range(int(_LONGEST_SECONDS / _EVERY_SECONDS)):
-            if await request.is_disconnected():
+            if self._ending() or await request.is_disconnected():
                 return
             number = self._board.number
             if number != told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from proxy.core.epoch import Profile
 from proxy.core.plan import Policy
 from proxy.memo import TokenScale
 from proxy.replay import Replay, Report, lines
-from tests.e2e.kit import HANG, Rig, chat_body, rigged
+from tests.e2e.kit import HANG, Rig, Wire, chat_body, rigged, scripted
 from tests.e2e.test_live import traffic
 from tests.e2e.test_processes import run
 
@@ -24,7 +25,7 @@ TOKEN = {"authorization": "Bearer t-1"}
 
 
 @contextlib.asynccontextmanager
-async def capturing(rig: Rig, query: str = "seconds=2") -> AsyncIterator[list[dict[str, Any]]]:
+async def capturing(rig: Rig, query: str = "seconds=2", *, left_out: int = 0) -> AsyncIterator[list[dict[str, Any]]]:
     """Capture while the block runs; its list is filled when it ends."""
     found: list[dict[str, Any]] = []
     begun = asyncio.Event()
@@ -34,7 +35,9 @@ async def capturing(rig: Rig, query: str = "seconds=2") -> AsyncIterator[list[di
             assert stream.status_code == 200
             assert stream.headers["content-type"].startswith("application/jsonl")
             begun.set()
-            found.extend([orjson.loads(line) async for line in stream.aiter_lines()])
+            *lines, last = [orjson.loads(line) async for line in stream.aiter_lines()]
+            assert last == {"left_out": left_out}
+            found.extend(lines)
 
     async with asyncio.timeout(HANG), asyncio.TaskGroup() as group:
         group.create_task(take())
@@ -139,10 +142,47 @@ async def test_what_is_not_read_fast_enough_is_left_out_and_said(monkeypatch: py
     """A slow reader holds up nobody and costs no memory without bound."""
     monkeypatch.setattr("proxy.capture._MOST_WAITING_BYTES", 10)
     async with rigged(None, ADMIN_TOKEN="t-1") as rig:
-        async with capturing(rig) as found:
+        async with capturing(rig, left_out=3) as found:
             for _ in range(3):
                 assert (await rig.proxy.post(chat_body())).status_code == 200
-        assert found == [{"left_out": 3}]
+        assert found == []
+
+
+async def test_what_waits_when_the_time_is_up_is_written() -> None:
+    """A burst at the end is not lost; what comes later is not taken, however slowly the reader reads."""
+    async with rigged(None, ADMIN_TOKEN="t-1") as rig:
+        async with rig.proxy.http.stream("GET", "/strata/capture?seconds=1", headers=TOKEN) as stream:
+            await asyncio.gather(*(rig.proxy.post(chat_body(f"{number} " * 20_000)) for number in range(30)))
+            async with asyncio.timeout(HANG):
+                while readers(rig):
+                    await asyncio.sleep(0.05)
+            await rig.proxy.post(chat_body())
+            lines = [orjson.loads(line) async for line in stream.aiter_lines()]
+        assert len(lines) == 31
+        assert lines[-1] == {"left_out": 0}
+
+
+async def test_no_more_than_four_capture_at_once() -> None:
+    """Each holds memory."""
+    async with rigged(None, ADMIN_TOKEN="t-1") as rig, contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(rig.proxy.http.stream("GET", "/strata/capture?seconds=60", headers=TOKEN))
+        async with asyncio.timeout(HANG):
+            while len(readers(rig)) < 4:
+                await asyncio.sleep(0.02)
+        answer = await rig.proxy.http.get("/strata/capture", headers=TOKEN)
+        assert answer.status_code == 403
+        assert "under way already" in answer.json()["error"]["message"]
+
+
+async def test_a_request_of_one_long_word_holds_nobody_up() -> None:
+    """Redacting it does not take the interpreter for itself."""
+    async with rigged(None, ADMIN_TOKEN="t-1") as rig:
+        async with capturing(rig) as found:
+            assert (await rig.proxy.post(chat_body("a" * 4_000_000 + "b"))).status_code == 200
+            async with asyncio.timeout(2):
+                assert (await rig.proxy.http.get("/livez")).status_code == 200
+        assert len(found[0]["body"]["messages"][0]["content"]) == 4_000_001
 
 
 async def test_the_command_writes_a_file(tmp_path: Path) -> None:
@@ -168,3 +208,28 @@ async def test_the_command_writes_a_file(tmp_path: Path) -> None:
         code, _, err = await run("capture", *url, "--token", "wrong")
         assert code == 1
         assert "admin token" in err
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"", "cannot be captured from"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n{}\n", "ended the capture early|cannot be captured from"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{}\n\r\n", "after 1 requests"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{}\n\r\n0\r\n\r\n", "ended the capture early"),
+        (b"nonsense\r\n\r\n", "cannot be captured from"),
+    ],
+)
+async def test_a_capture_that_ends_early_is_an_error(sent: bytes, why: str) -> None:
+    """Whatever became of the proxy: one line that says so."""
+
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        if sent:
+            await wire.send(sent)
+
+    async with scripted(script) as upstream:
+        code, _, err = await run("capture", "--url", upstream.url, "--token", "t", "--seconds", "5")
+    assert code == 1
+    assert re.search(why, err)
+    assert err.count("\n") == 1

@@ -155,6 +155,23 @@ async def test_serves_and_stops(tmp_path: Path) -> None:
         assert status == 0
 
 
+@pytest.mark.parametrize("path", ["/strata/capture?seconds=600", "/strata/events"])
+async def test_whoever_watches_does_not_hold_it(path: str, tmp_path: Path) -> None:
+    """A capture and a live page end with it, at once and in good order."""
+    async with (
+        serving(tmp_path, ADMIN_TOKEN="t-1") as running,
+        httpx.AsyncClient(trust_env=False, timeout=HANG, headers={"authorization": "Bearer t-1"}) as http,
+        http.stream("GET", f"http://127.0.0.1:{running.port}{path}") as stream,
+    ):
+        assert stream.status_code == 200
+        running.process.send_signal(signal.SIGTERM)
+        told = [line async for line in stream.aiter_lines()]
+        if "capture" in path:
+            assert told == ['{"left_out": 0}']
+        assert await running.stopped() == 0
+        assert not [line for line in running.lines() if "Traceback" in line]
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=("SIGTERM", "Ctrl-C"))
 async def test_a_live_stream_may_finish(tmp_path: Path, sent: signal.Signals) -> None:
     """On a signal it stops accepting, lets a live stream finish before the deadline, and ends with status 0."""
