@@ -35,12 +35,13 @@ def told() -> Iterator[str]:
             lines.append(line)
             if "strata explain" in line:
                 break
+        hung.cancel()
         assert "strata explain" in lines[-1], "".join(lines)
         yield "".join(lines)
     finally:
-        process.send_signal(signal.SIGINT)
-        status = process.wait()
         hung.cancel()
+        process.send_signal(signal.SIGINT)
+        status = process.wait(timeout=4 * HANG)
     assert status == 0
 
 
