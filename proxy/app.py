@@ -86,6 +86,21 @@ class Services:
             background=self.background,
             told=self.metrics.token_ratio,
         )
+        token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        self.admin = Admin(
+            tenants=self.tenants,
+            store=self.store,
+            keys=self.keys,
+            metrics=self.metrics,
+            journal=self.journal,
+            token=token,
+            debug=settings.debug,
+        )
+        self.ending = False
+        self.live = Live(self.board, may=self.admin.may, ending=lambda: self.ending)
+        self.capture = Capture(
+            may=self.admin.may if token is not None else None, debug=settings.debug, ending=lambda: self.ending
+        )
         self.pipeline = Pipeline(
             settings=settings,
             prices=self.prices,
@@ -107,26 +122,13 @@ class Services:
             background=self.background,
             sinks=(self.metrics.emit, self.log.emit, self.journal.emit, self.board.emit, Warnings(self.log.say).emit),
             streams=self.metrics.live_streams.inc,
+            taking=self.capture.take,
             memo_bytes=settings.memory_bytes // 4,
             trace_bytes=settings.memory_bytes // 8,
         )
         self.passthrough = Passthrough(
             settings=settings, tenants=self.tenants, clients=self.clients, meter=self.meter, prices=self.prices
         )
-        token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        self.admin = Admin(
-            tenants=self.tenants,
-            store=self.store,
-            keys=self.keys,
-            metrics=self.metrics,
-            journal=self.journal,
-            token=token,
-            debug=settings.debug,
-        )
-        self.ending = False
-        self.live = Live(self.board, may=self.admin.may, ending=lambda: self.ending)
-        self.capture = Capture(self.admin, open_=token is not None, debug=settings.debug, ending=lambda: self.ending)
-        self.pipeline.watch(self.capture.take)
 
     def reload(self) -> None:
         """Read the settings again: tenants, quotas and all that is looked up by request change; streams go on."""

@@ -40,6 +40,7 @@ class Call:
     at: float
     started: float
     tenant: Tenant
+    policy: Policy
     model: Model = field(default_factory=lambda: describe(""))
     sent: Request | None = None
     request: Request | None = None
@@ -64,7 +65,6 @@ class Call:
     as_sent_input_tokens: int | None = None
     price: Price | None = None
     ratio: float | None = None
-    policy: Policy | None = None
     reservation: Reservation | None = None
     reserved: Amount | None = None
     unseen_bytes: int = 0
@@ -138,8 +138,8 @@ class Call:
 
     def _causes(self) -> Tokens:
         """Say why what was not read from the prompt cache was not."""
-        usage, policy = self.told.usage, self.policy
-        if usage is None or self.trace is None or policy is None:
+        usage = self.told.usage
+        if usage is None or self.trace is None:
             return {}
         return attribute(
             total=usage.input_tokens,
@@ -148,7 +148,7 @@ class Call:
             before=self.before,
             found=self.divergence,
             idle_seconds=self.at - self.before.at if self.before else None,
-            profile=policy.profile,
+            profile=self.policy.profile,
             predicted=self.predicted_tokens,
         )
 

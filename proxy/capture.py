@@ -16,7 +16,6 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from proxy.admin import Admin
 from proxy.call import Call
 from proxy.core import redact
 from proxy.core.usage import Usage
@@ -77,11 +76,14 @@ class _Reader:
 
 
 class Capture:
-    """`take` is called for each request that was served. `ending` says whether the process is about to stop."""
+    """`take` is called for each request that was served.
 
-    def __init__(self, admin: Admin, *, open_: bool, debug: bool, ending: Callable[[], bool]) -> None:
-        self._admin = admin
-        self._open = open_
+    `may` says whether a request bears the admin token, None where none is set; `ending` whether the process is about
+    to stop.
+    """
+
+    def __init__(self, *, may: Callable[[Request], bool] | None, debug: bool, ending: Callable[[], bool]) -> None:
+        self._may = may
         self._debug = debug
         self._ending = ending
         self._readers: set[_Reader] = set()
@@ -95,7 +97,7 @@ class Capture:
 
     async def stream(self, request: Request) -> Response:
         """Stream requests for a while."""
-        if not self._open or not self._admin.may(request):
+        if self._may is None or not self._may(request):
             return _refused(NOT_ALLOWED, "Capturing needs the admin token (STRATA_ADMIN_TOKEN), which must be set.")
         given = request.query_params.get("seconds", "60")
         seconds = int(given) if given.isdecimal() and len(given) < 7 else 0

@@ -23,6 +23,7 @@ from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry
 from proxy.pipeline import known, log_entries
+from proxy.traces import ROOT
 
 _OWNER = "offline"
 _MOST_WAITING = 10_000
@@ -41,6 +42,7 @@ class Planned:
     own: tuple[Step, ...]
     here: Place
     earlier: tuple[Place, ...]
+    root: bytes
 
 
 class Offline:
@@ -101,7 +103,9 @@ class Offline:
         steps = prefix.forwarded(request, made.draft, self._scale, self._analyst.chunks)
         chunks = self._analyst.chunks
         own = prefix.as_sent(request, made.draft, self._scale, chunks, sent=sent if sent is not request else None)
-        return Planned(sent, request, made, steps, own or steps, places[-1] if places else b"", tuple(earlier))
+        here = places[-1] if places else b""
+        root = places[parts.leading] + ROOT if parts.turns else b""
+        return Planned(sent, request, made, steps, own or steps, here, tuple(earlier), root)
 
     def _remember(
         self, request: Request, made: Plan, *, at: float, name: str | None, places: Sequence[Place], reply: object

@@ -41,7 +41,7 @@ from proxy.prices import Prices
 from proxy.settings import Settings
 from proxy.summaries import Summaries
 from proxy.tenants import Tenants, allowed
-from proxy.traces import Traces
+from proxy.traces import ROOT, Traces
 from proxy.upstream.client import Clients, Interrupted
 
 _FAILED = 400
@@ -75,6 +75,7 @@ class Pipeline:
         background: Background,
         sinks: Sequence[Sink],
         streams: Callable[[int], None],
+        taking: Callable[[Call], None],
         memo_bytes: int,
         trace_bytes: int,
     ) -> None:
@@ -96,15 +97,11 @@ class Pipeline:
         self._scales: dict[Encoding, TokenScale] = {}
         self._ledger, self._sent = Ledger(), Ledger()
         self._traces = Traces(max_bytes=trace_bytes)
-        self._taking: Callable[[Call], None] = lambda _: None
+        self._taking = taking
 
     def take(self, settings: Settings) -> None:
         """Put these settings in the place of those before."""
         self._settings = settings
-
-    def watch(self, taking: Callable[[Call], None]) -> None:
-        """Show each request that was served to somebody."""
-        self._taking = taking
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one chat request; exactly one record is emitted, whatever happens."""
@@ -144,13 +141,16 @@ class Pipeline:
             await client.refuse(error, [])
 
     def _open(self) -> Call:
+        tenant = self._tenants.nobody
         return Call(
-            request_id=os.urandom(12).hex(), at=time.time(), started=time.monotonic(), tenant=self._tenants.nobody
-        )
+            request_id=os.urandom(12).hex(), at=time.time(), started=time.monotonic(), tenant=tenant,
+            policy=tenant.policy,
+        )  # fmt: skip
 
     async def _prepare(self, call: Call, client: Downstream, scope: Scope, *, refuses: bool = True) -> bytes:
         """Find out whose a request is, read and plan it; returns its body. What is too odd to plan has no plan."""
         call.tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
+        call.policy = call.tenant.policy
         raw = await client.body(self._settings.max_body_bytes)
         try:
             request = await self._read(call, client, raw)
@@ -220,7 +220,7 @@ class Pipeline:
 
     async def _complete(self, call: Call, request: Request, recalled: Recalled) -> Request:
         """Put in front of a windowed client's messages what it has left out of its history."""
-        policy = call.policy or call.tenant.policy
+        policy = call.policy
         limit = budget.limit(
             model=call.model,
             budget=policy.budget_tokens,
@@ -295,7 +295,7 @@ class Pipeline:
                 request,
                 recalled,
                 model=call.model,
-                policy=call.policy or call.tenant.policy,
+                policy=call.policy,
                 named=call.name is not None,
                 scale=scale,
                 ratio=call.ratio,
@@ -473,7 +473,7 @@ class Pipeline:
 
     def _predict(self, call: Call, request: Request, draft: Draft, scale: TokenScale, *, notes: bool) -> None:
         """Say what the prompt cache should hold of this prompt, and would have held of the client's own."""
-        start, profile = self._start(call), (call.policy or call.tenant.policy).profile
+        start, profile = self._start(call), call.policy.profile
         call.steps = prefix.forwarded(request, draft, scale, self._analyst.chunks)
         sent = call.sent if call.sent is not request else None
         own = prefix.as_sent(request, draft, scale, self._analyst.chunks, sent=sent) or call.steps
@@ -491,13 +491,11 @@ class Pipeline:
         call.trace = divergence.trace(request, made.draft, scale, at=call.at)
         here = self._place(call, places[-1])
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
-        # A history that was edited is found by how its conversation begins, or by its name.
-        root = self._place(call, places[parts.leading]) + b"root"
-        name = call.conversation.encode() if call.conversation else root
-        call.lineage = (here, *dict.fromkeys((root, name)))
-        call.before = self._traces.find([here, *earlier])
-        if call.before is None and len(parts.turns) > 1:
-            call.before = next(filter(call.trace.begins_as, self._traces.all((name, root))), None)
+        # A history that was edited is found by its name, or by how its conversation begins.
+        root = self._place(call, places[parts.leading]) + ROOT
+        names = (call.conversation.encode(), root) if call.conversation else (root,)
+        call.lineage = (here, *names)
+        call.before = self._traces.before(call.trace, [here, *earlier], names if len(parts.turns) > 1 else ())
         if call.before is not None:
             call.divergence = divergence.divergence(call.before, call.trace, made.began)
 

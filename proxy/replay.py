@@ -293,11 +293,10 @@ class Replay:
         """Say why the client's own bytes were not read from the prompt cache."""
         request = found.sent
         now = divergence.trace(request, _as_sent(request), self._scale, at=each.at)
-        name = (each.conversation or "").encode("utf-8", "surrogatepass")
-        before = self._traces.find([found.here, *found.earlier])
-        if before is None and name and len(request.parts.turns) > 1:
-            before = next(filter(now.begins_as, self._traces.all([name])), None)
-        self._traces.put(now, dict.fromkeys((found.here, name or found.here)))
+        named = (each.conversation.encode("utf-8", "surrogatepass"),) if each.conversation else ()
+        names = (*named, found.root)
+        before = self._traces.before(now, [found.here, *found.earlier], names if len(request.parts.turns) > 1 else ())
+        self._traces.put(now, (found.here, *names))
         broke = divergence.divergence(before, now) if before else None
         if broke is not None:
             self.report.breaks[broke.layer, broke.kind] += 1

@@ -6,6 +6,7 @@ No request waits for one. What fails, is late or is over a quota means that turn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import time
@@ -37,6 +38,8 @@ _BYTES_PER_TOKEN = 3
 _FIRST_WAIT_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 3_600.0
 _MOST_FAILED = 10_000
+_MOST_ROUNDS = 4
+"""Of summaries of summaries: a model that makes nothing shorter is not asked for ever."""
 _OURS = headers.CREDENTIALS | {
     b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta", b"api-version",
 }  # fmt: skip
@@ -107,18 +110,17 @@ class Summaries:
         written = None
         try:
             wanted = await asyncio.to_thread(build)
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                written = await self._reduced(wanted, tenant, scope)
-        except TimeoutError:
-            written = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    written = await self._reduced(wanted, tenant, scope)
         finally:
             self._under_way.discard((conversation, key))
             self._note((conversation, key), failed=written is None)
-        recalled = (await self._store.recall(conversation, ttl_seconds=tenant.ttl_seconds)).recalled
-        if written is None or (not any(place == key for _, place in recalled.log) and len(key) == _PLACE_BYTES):
-            # It failed, or the conversation has been deleted since.
+        if written is None:
             return
-        if not recalled.log:
+        log = (await self._store.recall(conversation, ttl_seconds=tenant.ttl_seconds)).recalled.log
+        if not log or (len(key) == _PLACE_BYTES and all(place != key for _, place in log)):
+            # The conversation has been deleted since.
             return
         self._told(tenant.name, "made", 0, 0.0)
         text = summary.text(written, wanted.rules)
@@ -136,13 +138,14 @@ class Summaries:
     async def _reduced(self, wanted: Wanted, tenant: Tenant, scope: Mapping[str, object]) -> str | None:
         """Summarise each piece, then what was written of them."""
         pieces = wanted.pieces
-        while True:
+        for _ in range(_MOST_ROUNDS):
             made = [await self._asked(wanted.instructions, piece, tenant, scope) for piece in pieces]
             if None in made:
                 return None
             if len(made) == 1:
                 return made[0]
             pieces = summary.pieces("\n\n".join(filter(None, made)))
+        return None
 
     async def _asked(self, instructions: str, piece: str, tenant: Tenant, scope: Mapping[str, object]) -> str | None:
         model = tenant.summary_model or ""

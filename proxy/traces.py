@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from proxy.core.divergence import Trace
 
+ROOT = b"root"
+"""Behind the place of a conversation's first user message: the key of how it begins."""
+
 
 class Traces:
     """The latest prompt at each place, least recently used first; `max_bytes` bounds them all."""
@@ -16,12 +19,14 @@ class Traces:
         self._size = 0
         self._held: collections.OrderedDict[bytes, Trace] = collections.OrderedDict()
 
-    def find(self, keys: Iterable[bytes]) -> Trace | None:
-        """Return the prompt under the first key that is known."""
-        return next((self._held[key] for key in keys if key in self._held), None)
+    def before(self, now: Trace, places: Iterable[bytes], names: Iterable[bytes]) -> Trace | None:
+        """Return the prompt before this one: at the first of its places that is known.
 
-    def all(self, keys: Iterable[bytes]) -> Iterator[Trace]:
-        """Return the prompts under these keys that are known."""
+        Where its history was edited early none is; then the one under its names, if it has the same L1.
+        """
+        return next(self._known(places), None) or next(filter(now.begins_as, self._known(names)), None)
+
+    def _known(self, keys: Iterable[bytes]) -> Iterator[Trace]:
         return (self._held[key] for key in keys if key in self._held)
 
     def put(self, trace: Trace, keys: Iterable[bytes]) -> None:
