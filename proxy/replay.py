@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated
@@ -331,46 +331,3 @@ def _add(sums: Sums, total: int, cached: int, price: Price | None) -> None:
 
 def _as_sent(request: Request) -> Draft:
     return layers.arrange([Slot(message, fixed=True) for message in request.messages], request.parts)
-
-
-def picture(report: Report) -> str:
-    """Draw the report: two bars of tokens by what became of them, and as-sent causes. An SVG of its own."""
-    width, x = 620.0, 130.0
-    most = max(report.as_sent.input_tokens, report.layered.input_tokens, 1)
-    rows: list[str] = []
-
-    def bar(y: int, title: str, parts: Mapping[str, tuple[int, str]]) -> None:
-        at = x
-        rows.append(f'<text x="{x - 8}" y="{y + 15}" text-anchor="end">{title}</text>')
-        for name, (tokens, colour) in parts.items():
-            wide = width * tokens / most
-            told = f"<title>{title}: {name} {tokens:,} tokens</title>"
-            box = f'x="{at:.1f}" y="{y}" width="{wide:.1f}" height="22" fill="{colour}"'
-            rows.append(f"<rect {box}>{told}</rect>")
-            at += wide
-
-    for place, (title, sums) in enumerate((("as sent", report.as_sent), ("in layers", report.layered))):
-        bar(
-            46 + 40 * place,
-            title,
-            {"cached": (sums.cached_tokens, "#56a64b"), "uncached": (sums.uncached_tokens, "#d1495b")},
-        )
-    colours = {"new": "#96d98d", "cold_start": "#8ab8ff", "expired": "#b877d9", "changed": "#d1495b",
-               "below_minimum": "#c8c8c8", "provider_miss": "#ff9830"}  # fmt: skip
-    causes = report.as_sent.causes
-    bar(136, "why uncached", {name: (causes[name], colour) for name, colour in colours.items() if causes[name]})
-    legend, at = [], x
-    for name, colour in {
-        "cached": "#56a64b",
-        "uncached": "#d1495b",
-        **{k: v for k, v in colours.items() if causes[k]},
-    }.items():
-        legend.append(f'<rect x="{at}" y="178" width="11" height="11" fill="{colour}"/>')
-        legend.append(f'<text x="{at + 16}" y="188">{name}</text>')
-        at += 40 + 7 * len(name)
-    title = f"{report.requests:,} requests: prompt tokens as sent and in layers"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="204" font-family="system-ui, sans-serif" '
-        f'font-size="13"><rect width="780" height="204" fill="#fff"/><text x="16" y="26" font-size="15" '
-        f'font-weight="600">{title}</text>{"".join(rows)}{"".join(legend)}</svg>\n'
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import orjson
@@ -15,7 +16,7 @@ from rich.table import Table
 from proxy.app import given_prices
 from proxy.memo import TokenScale
 from proxy.prices import Prices, own
-from proxy.replay import Replay, Report, Sums, lines, picture
+from proxy.replay import Replay, Report, Sums, lines
 from proxy.settings import Settings
 from proxy.tenants import Tenants
 
@@ -125,3 +126,46 @@ def write(report: Report, *, json: BinaryIO | None, svg: BinaryIO | None) -> Non
         json.write(orjson.dumps(report.told(), option=orjson.OPT_INDENT_2) + b"\n")
     if svg is not None:
         svg.write(picture(report).encode())
+
+
+def picture(report: Report) -> str:
+    """Draw the report: two bars of tokens by what became of them, and as-sent causes. An SVG of its own."""
+    width, x = 620.0, 130.0
+    most = max(report.as_sent.input_tokens, report.layered.input_tokens, 1)
+    rows: list[str] = []
+
+    def bar(y: int, title: str, parts: Mapping[str, tuple[int, str]]) -> None:
+        at = x
+        rows.append(f'<text x="{x - 8}" y="{y + 15}" text-anchor="end">{title}</text>')
+        for name, (tokens, colour) in parts.items():
+            wide = width * tokens / most
+            told = f"<title>{title}: {name} {tokens:,} tokens</title>"
+            box = f'x="{at:.1f}" y="{y}" width="{wide:.1f}" height="22" fill="{colour}"'
+            rows.append(f"<rect {box}>{told}</rect>")
+            at += wide
+
+    for place, (title, sums) in enumerate((("as sent", report.as_sent), ("in layers", report.layered))):
+        bar(
+            46 + 40 * place,
+            title,
+            {"cached": (sums.cached_tokens, "#56a64b"), "uncached": (sums.uncached_tokens, "#d1495b")},
+        )
+    colours = {"new": "#96d98d", "cold_start": "#8ab8ff", "expired": "#b877d9", "changed": "#d1495b",
+               "below_minimum": "#c8c8c8", "provider_miss": "#ff9830"}  # fmt: skip
+    causes = report.as_sent.causes
+    bar(136, "why uncached", {name: (causes[name], colour) for name, colour in colours.items() if causes[name]})
+    legend, at = [], x
+    for name, colour in {
+        "cached": "#56a64b",
+        "uncached": "#d1495b",
+        **{k: v for k, v in colours.items() if causes[k]},
+    }.items():
+        legend.append(f'<rect x="{at}" y="178" width="11" height="11" fill="{colour}"/>')
+        legend.append(f'<text x="{at + 16}" y="188">{name}</text>')
+        at += 40 + 7 * len(name)
+    title = f"{report.requests:,} requests: prompt tokens as sent and in layers"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="204" font-family="system-ui, sans-serif" '
+        f'font-size="13"><rect width="780" height="204" fill="#fff"/><text x="16" y="26" font-size="15" '
+        f'font-weight="600">{title}</text>{"".join(rows)}{"".join(legend)}</svg>\n'
+    )

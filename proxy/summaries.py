@@ -38,8 +38,6 @@ _BYTES_PER_TOKEN = 3
 _FIRST_WAIT_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 3_600.0
 _MOST_FAILED = 10_000
-_MOST_ROUNDS = 4
-"""Of summaries of summaries: a model that makes nothing shorter is not asked for ever."""
 _OURS = headers.CREDENTIALS | {
     b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta", b"api-version",
 }  # fmt: skip
@@ -138,14 +136,18 @@ class Summaries:
     async def _reduced(self, wanted: Wanted, tenant: Tenant, scope: Mapping[str, object]) -> str | None:
         """Summarise each piece, then what was written of them."""
         pieces = wanted.pieces
-        for _ in range(_MOST_ROUNDS):
+        while True:
             made = [await self._asked(wanted.instructions, piece, tenant, scope) for piece in pieces]
             if None in made:
                 return None
             if len(made) == 1:
                 return made[0]
-            pieces = summary.pieces("\n\n".join(filter(None, made)))
-        return None
+            shorter = summary.pieces("\n\n".join(filter(None, made)))
+            if len(shorter) >= len(pieces):
+                # A model that makes nothing shorter is not asked for ever.
+                self._told(tenant.name, "failed", 0, 0.0)
+                return None
+            pieces = shorter
 
     async def _asked(self, instructions: str, piece: str, tenant: Tenant, scope: Mapping[str, object]) -> str | None:
         model = tenant.summary_model or ""

@@ -19,7 +19,8 @@ from proxy.core.epoch import Profile
 from proxy.core.plan import Policy
 from proxy.core.price import Price, Rates
 from proxy.memo import TokenScale
-from proxy.replay import Recorded, Replay, Report, Skipped, lines, picture
+from proxy.replay import Recorded, Replay, Report, Skipped, lines
+from proxy.replaying import picture
 from proxy.simulator.accounting import OPENAI, PromptCache
 from proxy.simulator.prompt import render as render_prompt
 from proxy.simulator.tokens import tokenizer
