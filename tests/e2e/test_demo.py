@@ -22,9 +22,10 @@ from tests.e2e.test_processes import ROOT, clean_environment, run
 @pytest.fixture(scope="module")
 def told() -> Iterator[str]:
     """Run the demo and return what it printed, while it stays up."""
+    # A shell's background jobs, and what they start, are born deaf to Ctrl-C.
     process = subprocess.Popen(
         [sys.executable, "-m", "proxy", "demo", "--keep"], env=clean_environment() | {"PYTHONUNBUFFERED": "1"},
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     hung = threading.Timer(4 * HANG, process.kill)
