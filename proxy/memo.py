@@ -144,10 +144,13 @@ class TokenScale(Scale):
 
     @override
     def message(self, raw: bytes, digest: bytes) -> int:
-        key = self._family + digest if any(mark in raw for mark in _MEDIA) else digest
-        found = self._memo.get(key)
+        # What has no media is known to all families; a message is searched for media when it is new, and never again.
+        found = self._memo.get(digest)
+        if found is None:
+            found = self._memo.get(self._family + digest)
         if found is None:
             found = tokens.message(raw, self._count, self._rules)
+            key = self._family + digest if any(mark in raw for mark in _MEDIA) else digest
             self._memo.put(key, found, 160)
         return found
 

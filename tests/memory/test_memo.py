@@ -7,6 +7,7 @@ from proxy import ranks
 from proxy.core import tokens
 from proxy.core.items import Tags
 from proxy.core.message import analyse
+from proxy.core.models import describe
 from proxy.errors import Odd
 from proxy.memo import Analyst, Memo, TokenScale, count
 
@@ -84,3 +85,14 @@ def test_texts_messages_and_schemas_do_not_meet() -> None:
     found = (scale.text(text), scale.schema(text.encode()), scale.message(text.encode(), b"digest"))
     assert len(set(found)) == 3
     assert found == (scale.text(text), scale.schema(text.encode()), scale.message(text.encode(), b"digest"))
+
+
+@pytest.mark.parametrize("content", ["words", [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]])
+def test_a_message_that_was_counted_is_not_read_again(content: object) -> None:
+    """Its digest is enough, in each family: a long history costs a look-up a message, not its bytes."""
+    scale = TokenScale("o200k_base", max_bytes=1_000_000, rules=describe("gpt-4o").media)
+    raw = orjson.dumps({"role": "user", "content": content})
+    counted = scale.message(raw, b"d" * 16)
+    assert scale.message(b"", b"d" * 16) == counted
+    other = scale.of(describe("claude-sonnet-4-5").media)
+    assert other.message(raw, b"d" * 16) == tokens.message(raw, tokens.counter(ranks.load("o200k_base")), other._rules)
