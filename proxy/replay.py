@@ -20,6 +20,7 @@ from proxy.core import divergence, layers
 from proxy.core import usage as usages
 from proxy.core.cause import attribute
 from proxy.core.epoch import Profile
+from proxy.core.items import BUILTIN, Tags
 from proxy.core.layers import Draft, Slot
 from proxy.core.models import OTHER, describe
 from proxy.core.plan import Policy
@@ -233,12 +234,18 @@ class Replay:
     """Plays traffic as sent and in layers, each against a prompt cache by the profile's rules."""
 
     def __init__(
-        self, policy: Policy, scale: TokenScale, *, price: Callable[[str, float], Price | None], max_bytes: int
+        self,
+        policy: Policy,
+        scale: TokenScale,
+        *,
+        price: Callable[[str, float], Price | None],
+        max_bytes: int,
+        tags: Tags = BUILTIN,
     ) -> None:
         self._profile: Profile = policy.profile
         self._scale = scale
         self._price = price
-        self._offline = Offline(policy, scale, max_bytes=max_bytes)
+        self._offline = Offline(policy, scale, max_bytes=max_bytes, tags=tags)
         most = max_bytes // _NODE_BYTES
         self._cache, self._own_cache = Ledger(most=most), Ledger(most=most)
         self._traces = Traces(max_bytes=max_bytes)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from proxy.app import given_prices
+from proxy.core.items import Tags
 from proxy.memo import TokenScale
 from proxy.prices import Prices, own
 from proxy.replay import Replay, Report, Sums, lines
@@ -41,6 +42,7 @@ def run(settings: Settings, file: BinaryIO, *, whole: bool, model: str, console:
         TokenScale("o200k_base", max_bytes=settings.memory_bytes),
         price=lambda name, at: next(filter(None, (prices.of(name, seller, at) for seller in sellers)), None),
         max_bytes=settings.memory_bytes,
+        tags=Tags.of(settings.context_tags),
     )
     bar = Progress(
         TextColumn("replay"), BarColumn(bar_width=40), DownloadColumn(), TimeRemainingColumn(), console=console,

@@ -269,6 +269,27 @@ def test_the_command_prints_tables_and_writes_files(tmp_path: Path) -> None:
     assert (tmp_path / "r.svg").read_text().startswith("<svg")
 
 
+def test_the_settings_in_force_hold(tmp_path: Path) -> None:
+    """A tag of one's own marks context: what is attached each turn becomes a reference."""
+    page = "<wiki_page>\n" + "The harbour is full of ships. " * 200 + "\n</wiki_page>"
+    talk: list[Body] = []
+    found = []
+    for turn in range(5):
+        talk.append({"role": "user", "content": f"{page}\nQuestion {turn}?"})
+        found.append({"conversation": "a", "at": 1e9 + turn, "body": {"model": MODEL, "messages": list(talk)}})
+        talk.append({"role": "assistant", "content": "Yes."})
+    file = tmp_path / "traffic.jsonl"
+    file.write_bytes(traffic(found).getvalue())
+    tokens = {}
+    for tags in ("", "wiki_page"):
+        environment = {"STRATA_UPSTREAM_URL": "http://127.0.0.1:1/v1", "STRATA_CONTEXT_TAGS": tags}
+        out = tmp_path / f"{tags}.json"
+        result = CliRunner().invoke(main, ["replay", str(file), "--json", str(out)], env=environment)
+        assert result.exit_code == 0, result.output
+        tokens[tags] = orjson.loads(out.read_bytes())["layered"]["input_tokens"]
+    assert tokens["wiki_page"] < 0.5 * tokens[""]
+
+
 def test_names_are_printed_as_they_are_and_files_come_first(tmp_path: Path) -> None:
     """Brackets are no markup."""
     file = tmp_path / "traffic.jsonl"
