@@ -92,7 +92,6 @@ class Offline:
             orders=self._store.known_orders(_OWNER),
             known=known(
                 earlier,
-                places[parts.newest.start] if parts.turns else b"",
                 places[-1] if places else b"",
                 self._store.book.learned(_OWNER, (*earlier, *places[-1:])),
                 key=_OWNER.encode(),

@@ -270,10 +270,9 @@ class Pipeline:
         if not (lines or items or "tools" in request.members):
             return NOTHING_KNOWN
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
-        begins = self._place(call, places[parts.newest.start]) if parts.turns else b""
         here = call.place = self._place(call, places[-1])
         learned = await self._store.learned(self._partition(call), earlier, here)
-        return known(earlier, begins, here, learned, key=key, lines=lines)
+        return known(earlier, here, learned, key=key, lines=lines)
 
     def _place(self, call: Call, place: Place) -> Place:
         name = call.name
@@ -531,19 +530,15 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     }
 
 
-def known(
-    earlier: Sequence[Place], begins: Place, here: Place, learned: Learned, *, key: bytes, lines: tuple[Line, ...]
-) -> Known:
+def known(earlier: Sequence[Place], here: Place, learned: Learned, *, key: bytes, lines: tuple[Line, ...]) -> Known:
     """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few."""
     stood = next((learned.standing[place] for place in earlier if place in learned.standing), ())
-    begun = learned.standing.get(begins, ()) if begins in earlier else ()
     return Known(
         key=key,
         lines=lines,
         standing=stood if len(stood) <= MOST_STANDING else (),
         again=learned.standing.get(here, ()),
         templates=learned.templates,
-        begun=begun[0].values if len(begun) == 1 else (),
         recurring=learned.recurring,
         keys=learned.keys,
     )

@@ -215,7 +215,7 @@ class Settings(BaseSettings):
     )
     anonymous_library: bool = Field(
         default=True,
-        description="Put items that anonymous clients send again and again into L2, from their own requests.",
+        description="Put what anonymous clients take out and send again back where it stood, and for new conversations into L2.",
     )
     windowed: bool = Field(
         default=False,

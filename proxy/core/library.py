@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core import shorten
 from proxy.core.items import Item
+from proxy.core.lineage import Place
 from proxy.core.message import Message
+from proxy.core.recipe import Recipe, digest
 from proxy.core.request import Request
 from proxy.core.template import Known, Standing
 from proxy.core.turn import Shape, Span
@@ -103,12 +104,14 @@ _MOST_CALM = 100
 class Recurring:
     """L2 of an anonymous request, all of it the request's own items; digests of what is in it and what the turn brings.
 
-    `calm` is in how many requests on end all items came again; `learned` are those that nobody was known to send again.
+    `log` are the earlier turns that may be put back as they stood. `calm` is in how many requests on end all items came
+    again; `learned` are those that nobody was known to send again.
     """
 
     library: Library = Library()
     shelf: tuple[bytes, ...] = ()
     brought: tuple[bytes, ...] = ()
+    log: tuple[Recipe, ...] = ()
     calm: int = 0
     learned: tuple[bytes, ...] = ()
 
@@ -138,18 +141,23 @@ def without(shelf: Library, request: Request, dropped: Sequence[Span]) -> Librar
 class Sent:
     """The items of an anonymous request that L2 may hold, by keyed digest: in the history kept, in the newest turn.
 
-    `looping`: the newest turn goes on. `history_bytes` is what would be read again for a change of L2.
+    `looping`: the newest turn goes on. `sizes` are the bytes of each message in front of it, with its place.
     """
 
     kept: Mapping[bytes, Item] = field(default_factory=dict)
     brought: Mapping[bytes, Item] = field(default_factory=dict)
     looping: bool = False
-    history_bytes: int = 0
+    sizes: Sequence[tuple[Place, int]] = ()
 
     @property
     def held(self) -> dict[bytes, Item]:
         """All of them."""
         return {**self.kept, **self.brought}
+
+    def since(self, place: Place) -> int:
+        """Return the bytes from a place to the newest turn."""
+        first = next((at for at, (each, _) in enumerate(self.sizes) if each == place), len(self.sizes))
+        return sum(size for _, size in self.sizes[first:])
 
 
 def sent(request: Request, key: bytes) -> Sent:
@@ -164,49 +172,66 @@ def sent(request: Request, key: bytes) -> Sent:
         kept=_by_digest(within(leading, newest.start), key, l1),
         brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
         looping=newest.end - newest.start > 1,
-        history_bytes=sum(message.size_bytes for message in messages[leading : newest.start]),
+        sizes=[(request.places[at], messages[at].size_bytes) for at in range(leading, newest.start)],
     )
 
 
 def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool) -> Recurring:
     """Say what stands in L2 of an anonymous request.
 
-    A lineage keeps its shelf while its items are anywhere in the request. It grows where the client, which has taken
-    items out of its history, sends all of them again: by these and by what is new, if they weigh more than the history
-    that is read again for it, over as many turns as that has gone on. A client that sends only some again must send
-    all again more often before it is believed. A lineage that begins has on its shelf what clients of this tenant are
-    known to send again. The same request `again` stands as it stood, and so does a turn while it goes on.
-    Where `frozen`, nothing is added.
+    A lineage that begins has on its shelf what clients of this tenant are known to send again, and keeps it while it is
+    anywhere in the request. Earlier turns are put back as they stood where the client, which has taken items out of its
+    history, sends all of them again: if these, over as many turns as that has gone on, weigh more than what would be
+    read again when it ends. A client that sends only some again must send all again more often before it is believed.
+    The same request `again` stands as it stood, and so does a turn while it goes on. Where `frozen`, no shelf begins.
     """
     held, came, calm = found.held, stood.brought if stood else (), 0
+    log: tuple[Recipe, ...] = ()
     # Another version in the history would stand behind L2, and be taken for the newer one.
     kept = {item.key for item in found.kept.values()}
-    free = [digest for digest, item in found.brought.items() if item.key not in kept and not frozen]
+    free = [digest for digest, item in found.brought.items() if item.key not in kept]
     if stood is None:
-        shelf, added = [digest for digest in known.recurring if digest in free], []
+        shelf, stripped = [digest for digest in known.recurring if digest in free and not frozen], []
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
         if again or found.looping:
-            return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.calm)
+            return Recurring(
+                Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.log, stood.calm
+            )
         before = (*stood.shelf, *came)
         calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
         calm = calm if before else 0
-        stripped = any(digest in came and digest not in found.kept for digest in found.brought)
-        added = [digest for digest in free if digest not in shelf]
-        weighs = calm * sum(len(held[digest].content) for digest in added)
-        if not stripped or calm < 1 or weighs < found.history_bytes:
-            added = []
-    shelf += added
+        stripped = [digest for digest in free if digest in came] if calm > 0 else []
+        if stripped and _pays(found, stood.log, calm * sum(len(held[each].content) for each in stripped)):
+            log = stood.log
     return Recurring(
         library=Library(tuple(held[digest] for digest in shelf)),
         shelf=tuple(shelf),
         brought=tuple(found.brought),
+        log=log,
         calm=calm,
-        learned=tuple(digest for digest in added if digest in came and digest not in known.recurring),
+        learned=tuple(digest for digest in stripped if digest not in known.recurring),
     )
+
+
+def context(request: Request, shelf: Recurring, key: bytes) -> list[Item]:
+    """Return an anonymous request's own context in the order it is brought in: first what stands already."""
+    noted = {each for recipe in shelf.log for pieces in recipe.texts for each in pieces}
+    held = {item.key for message in request.messages for item in items(message)}
+
+    def new(item: Item) -> bool:
+        name = digest(item, key)
+        return name not in noted and name not in shelf.shelf and item.key not in held
+
+    return sorted(dict.fromkeys(request.hints.context), key=new)
+
+
+def _pays(found: Sent, log: Sequence[Recipe], saved: int) -> bool:
+    """Whether a log goes on, or as much was saved without it as its end would cost."""
+    return len(log) > 1 or (bool(log) and saved >= found.since(log[0].place))
 
 
 def _by_digest(found: Iterable[Item], key: bytes, stands: Container[tuple[str, str]]) -> dict[bytes, Item]:
     """Of each item the newest version; what is short, may not move or stands already is no matter."""
     newest = {item.key: item for item in found if item.promotable and item.referable and item.key not in stands}
-    return {hashlib.blake2b(item.sha256, digest_size=8, key=key).digest(): item for item in newest.values()}
+    return {digest(item, key): item for item in newest.values()}

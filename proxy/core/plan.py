@@ -18,6 +18,8 @@ from proxy.core import (
     library,
     lineage,
     measure,
+    recipe,
+    render,
     template,
     tools,
     values,
@@ -45,8 +47,9 @@ __all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
 
 Mode = Literal["layered", "observe"]
 Promotion = Literal["deferred", "eager"]
-_PLAIN = Current(AS_SENT, (), "", b"")
+_PLAIN = Current(AS_SENT, (), "")
 NO_SHELF = Recurring()
+NO_FORMS: Mapping[int, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class Plan:
     `places` are those of a named conversation's messages; `epoch` is the one the
     request belongs to, new where `began`. `order` are its tools as they stand, `keys` the keys inside them. `formed` is
     what L1's lines are taken for, None where they were not looked at, and `current` what came of it; `recurring` is an
-    anonymous request's L2.
+    anonymous request's L2, and how its turns can be put back.
     """
 
     draft: Draft
@@ -93,7 +96,8 @@ class Plan:
         """What the lineage's next request is to know."""
         form = self.formed.form if self.formed else NO_FORM
         shelf = self.recurring
-        return Standing(form, self.current.digests, shelf.shelf, shelf.brought, shelf.calm, tools.digest(self.keys))
+        keys = tools.digest(self.keys)
+        return Standing(form, shelf.shelf, shelf.brought, shelf.calm, keys, shelf.log)
 
     def lesson(self, at: float) -> Lesson:
         """What the tenant's other lineages are to know."""
@@ -102,7 +106,8 @@ class Plan:
     @property
     def teaches(self) -> bool:
         """Whether there is anything in it to know."""
-        return self.formed is not None or bool(self.recurring.shelf or self.recurring.brought or self.keys)
+        shelf = self.recurring
+        return self.formed is not None or bool(shelf.shelf or shelf.brought or shelf.log or self.keys)
 
     @property
     def rejected(self) -> bool:
@@ -121,7 +126,7 @@ class _Job:
     now: float
     order: Order
     current: Current
-    begun: tuple[bytes, ...]
+    replays: bool
 
 
 def make(
@@ -162,13 +167,18 @@ def make(
     formed, current = _formed(request, parts, stood, known)
     job = _Job(
         request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
-        current=current, begun=known.begun,
+        current=current, replays=named and policy.promotion == "deferred",
     )  # fmt: skip
     shelf = NO_SHELF
     if not named or not parts.turns:
+        own = _own(job)
         if policy.anonymous_library and not named:
             shelf = library.recurring(sent, stood, known, again=again, frozen=_signed(job))
-        made = _plan(job, _fitted(job, _own(job, shelf.library, sent=True)))
+            goes_on = stood is not None and (again or sent.looping)
+            log = recipe.log(request, shelf.log, library.context(request, shelf, known.key), known.key, goes_on=goes_on)
+            shelf = dataclasses.replace(shelf, log=log.recipes)
+            own = _own(job, shelf.library, sent=True, forms=render.put_back(request, log))
+        made = _plan(job, _fitted(job, own))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
     else:
@@ -192,22 +202,34 @@ def _formed(request: Request, parts: Shape, stood: Standing | None, known: Known
 def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | None = None) -> Values:
     """Say where current values are told that do not stand yet: `standing` in earlier turns, `at_start` in this one.
 
-    Within an agent's loop they come last where the upstream takes them there, so that the loop stays a prefix.
+    Within an agent's loop they come last where the upstream takes them there, so that the loop stays a prefix; and so
+    do all of those that nothing `replays`, since the message that holds them would be another one in the next turn.
     """
     current, newest = job.current, job.parts.newest
     before = standing or {}
-    looping = newest.end - newest.start > 1
-    if looping and job.policy.profile.system_last and job.request.messages[-1].role in {"tool", "function"}:
+    last = job.request.messages[-1].role if job.policy.profile.system_last else ""
+    if not job.replays and last in {"user", "tool", "function"}:
+        return Values(last=current.frame(current.told({})))
+    if newest.end - newest.start > 1 and last in {"tool", "function"}:
         first = tuple(at_start.items())
         return Values(told=first, text=current.frame(first), last=current.frame(current.told({**before, **at_start})))
     told = current.told(before)
     return Values(told=told, text=current.frame(told))
 
 
-def _own(job: _Job, shelf: Library = layers.NO_LIBRARY, *, lasting: bool = False, sent: bool = False) -> Arrange:
-    """Arrange the client's own messages; where the library was `sent` in them, items go with their turns."""
+def _own(
+    job: _Job,
+    shelf: Library = layers.NO_LIBRARY,
+    *,
+    lasting: bool = False,
+    sent: bool = False,
+    forms: Mapping[int, bytes] = NO_FORMS,
+) -> Arrange:
+    """Arrange the client's own messages, some in other `forms`. Where L2 was `sent` in them, items go with turns."""
     slots = [Slot(message) for message in job.request.messages]
-    told = _told(job, job.current.unchanged(job.begun))
+    for index, raw in forms.items():
+        slots[index] = Slot(job.look(raw), raw)
+    told = _told(job, {})
 
     def arrange(cut: Cut) -> Draft:
         stands = library.without(shelf, job.request, cut.dropped) if sent and cut.dropped else shelf

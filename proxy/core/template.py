@@ -17,6 +17,7 @@ from proxy.core import form as forms
 from proxy.core import lines as text_lines
 from proxy.core.form import Followed, Form, Lessons, Role, Roles
 from proxy.core.lines import Key, Line
+from proxy.core.recipe import Recipe
 from proxy.core.tools import Keys
 
 BELONGS = 2 / 3
@@ -79,23 +80,23 @@ class Template:
 class Standing:
     """How one request of a lineage stood: L1's form, and digests.
 
-    `values` are what its slots held, `shelf` the items in L2 of an anonymous lineage, `brought` those of its turn, and
-    `calm` in how many requests on end all of them came again. `keys` is the order of keys inside its tools.
+    `shelf` are the items in L2 of an anonymous lineage, `brought` those of its turn, and `calm` is in how many requests
+    on end all of them came again. `keys` is the order of keys inside its tools; `log`, how turns can be put back.
     """
 
     form: Form = forms.NO_FORM
-    values: tuple[bytes, ...] = ()
     shelf: tuple[bytes, ...] = ()
     brought: tuple[bytes, ...] = ()
     calm: int = 0
     keys: bytes = b""
+    log: tuple[Recipe, ...] = ()
 
     @property
     def order(self) -> tuple[object, ...]:
         """Tell any two lineages apart, the same in every process."""
         form = self.form
         return (form.slots, form.lines, sorted(form.behind), sorted(form.edited), form.template,
-                self.shelf, self.brought, self.calm, self.keys)  # fmt: skip
+                self.shelf, self.brought, self.calm, self.keys, repr(self.log))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Known:
     """What memory holds: how lineages stood that this request may continue, and what the tenant's others taught.
 
     `key` is the tenant's own, for digests; `lines` are L1's, by it. `again` are lineages in which this very request may
-    have been sent before; `begun` digests what each slot held when this turn began; `recurring` are the items that
-    clients sent again, in the order they first did; `keys` are orders of keys inside tools, by their digest.
+    have been sent before; `recurring` are the items that clients sent again, in the order they first did; `keys` are
+    orders of keys inside tools, by their digest.
     """
 
     key: bytes
@@ -122,7 +123,6 @@ class Known:
     standing: tuple[Standing, ...] = ()
     again: tuple[Standing, ...] = ()
     templates: tuple[Template, ...] = ()
-    begun: tuple[bytes, ...] = ()
     recurring: tuple[bytes, ...] = ()
     keys: Mapping[bytes, Keys] = field(default_factory=dict)
 

@@ -1,9 +1,9 @@
 """Volatile lines of L1, on the wire: a marker in their place, their current values before the user's words.
 
     system  …Be brief.\\n[current value 1: in the newest <current_values key="9f3a61d0">]\\nCite sources.…
-    user    <current_values key="9f3a61d0">\\n[9f3a61d0:1]\\nIt is 10:15.\\n</current_values>\\n\\nWhy?
+    user    <current_values key="9f3a61d0">\\nIt is 10:15.\\n</current_values>\\n\\nWhy?
 
-The key is the tenant's own: a user who writes such a frame cannot know it.
+Of several each has a head, `[9f3a61d0:1]`. The key is the tenant's own: a user who writes such a frame cannot know it.
 """
 
 from __future__ import annotations
@@ -31,28 +31,17 @@ class Current:
     l1: L1
     slots: tuple[str, ...]
     key: str
-    secret: bytes
-
-    @property
-    def digests(self) -> tuple[bytes, ...]:
-        """Digest what each slot holds; nothing of the values can be told from it."""
-        return tuple(_digest(text, self.secret) for text in self.slots)
-
-    def unchanged(self, begun: Sequence[bytes]) -> dict[int, str]:
-        """Return the slots that still hold what they held when the turn began."""
-        now = self.digests if begun else ()
-        same = enumerate(zip(self.slots, now, begun, strict=False))
-        return {slot: text for slot, (text, digest, before) in same if digest == before}
 
     def told(self, standing: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
         """Return what is to be told where some values stand already."""
         return tuple((slot, text) for slot, text in enumerate(self.slots) if standing.get(slot) != text)
 
     def frame(self, told: Iterable[tuple[int, str]]) -> str:
-        """Render values; a value cannot close their frame, nor speak for another."""
+        """Render values; a value cannot close their frame, nor speak for another. One that is alone has no head."""
         heads = f"[{self.key}:", f"[\\{self.key}:"
         parts = [
-            f"{heads[0]}{slot + 1}]\n{text.replace(_CLOSE, _CLOSE_INSIDE).replace(*heads) or _NOTHING}"
+            (f"{heads[0]}{slot + 1}]\n" if len(self.slots) > 1 else "")
+            + (text.replace(_CLOSE, _CLOSE_INSIDE).replace(*heads) or _NOTHING)
             for slot, text in told
         ]
         return "\n".join([f'<{_FRAME} key="{self.key}">', *parts, f"{_CLOSE}>"]) if parts else ""
@@ -62,7 +51,7 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
     """Take the volatile lines out of L1, and what belongs to one lineage behind the rest."""
     name = hashlib.blake2b(_FRAME.encode(), digest_size=4, key=key).hexdigest()
     if not formed.form.slots and not formed.form.behind:
-        return Current(AS_SENT, (), name, key)
+        return Current(AS_SENT, (), name)
     slots: dict[int, list[str]] = {at: [] for at in formed.form.slots}
     behind: list[str] = []
     runs: dict[tuple[int, int], tuple[Text, list[Replacement]]] = {}
@@ -86,11 +75,7 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
         raw = request.raw(index)
         digest.update(render.message(raw, Change(replaced=replaced[index])) if index in replaced else raw)
     l1 = L1(replaced=replaced, behind=last, digest=digest.digest())
-    return Current(l1, tuple("\n".join(texts) for texts in slots.values()), name, key)
-
-
-def _digest(text: str, key: bytes) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
+    return Current(l1, tuple("\n".join(texts) for texts in slots.values()), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Book:
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._size = 0
-        self._standing: collections.OrderedDict[Place, dict[Standing, Standing]] = collections.OrderedDict()
+        self._standing: collections.OrderedDict[Place, dict[Standing, None]] = collections.OrderedDict()
         self._forms: dict[Form, int] = {}
         self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
         self._paths = 0
@@ -39,7 +39,7 @@ class Book:
 
     def learned(self, partition: str, places: Sequence[Place]) -> Learned:
         """Return what this process knows."""
-        held = {place: tuple(self._standing[place].values()) for place in places if place in self._standing}
+        held = {place: tuple(self._standing[place]) for place in places if place in self._standing}
         for place in held:
             self._standing.move_to_end(place)
         recurring = self._recurring.get(partition, {})
@@ -63,15 +63,12 @@ class Book:
         """Add how a prompt stood at a place."""
         for each in standing:
             known = self._standing.setdefault(place, {})
-            lineage = dataclasses.replace(each, values=())
-            if lineage not in known and len(known) <= MOST_STANDING:
+            if each not in known and len(known) <= MOST_STANDING:
                 self._count(each, 1)
-                known[lineage] = each
-            elif lineage in known:
-                known[lineage] = each
+                known[each] = None
         while self._size > self._max_bytes:
             _, oldest = self._standing.popitem(last=False)
-            for each in oldest.values():
+            for each in oldest:
                 self._count(each, -1)
 
     def take(self, partition: str, template: Template) -> Template:
@@ -101,7 +98,8 @@ class Book:
     def _count(self, standing: Standing, one: int) -> None:
         form = standing.form
         times = self._forms.get(form, 0) + one
-        self._size += one * (_ENTRY_BYTES + _DIGEST_BYTES * (len(standing.shelf) + len(standing.brought)))
+        pieces = sum(len(pieces) + 1 for recipe in standing.log for pieces in recipe.texts)
+        self._size += one * (_ENTRY_BYTES + _DIGEST_BYTES * (len(standing.shelf) + len(standing.brought) + pieces))
         if times == (one > 0):
             self._size += one * len(form.lines) * _LINE_BYTES
         if times:

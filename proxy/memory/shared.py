@@ -14,6 +14,7 @@ import msgspec
 import redis.asyncio as redis
 
 from proxy.core.lineage import Place
+from proxy.core.recipe import Recipe
 from proxy.core.template import Lesson, Standing, Template
 from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
@@ -26,12 +27,12 @@ _MOST_WRITTEN = 10_000
 _PATH_BYTES = 8
 
 _STAND = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[3]) then
-  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[2]) then
+  redis.call('HSET', KEYS[1], ARGV[1], '')
 end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
-"""KEYS: how prompts stood at a place. ARGV: one lineage, its values, how many lineages (one more), seconds."""
+"""KEYS: how prompts stood at a place. ARGV: one lineage, how many lineages (one more), seconds."""
 _ADD = """
 if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
@@ -47,19 +48,20 @@ redis.call('EXPIRE', KEYS[1], ARGV[4])
 """KEYS: templates. ARGV: one's id, itself, how many at most, seconds. Those in use are back in a moment."""
 
 
-class _Stood(msgspec.Struct, array_like=True, frozen=True, order=True):
+class _Stood(msgspec.Struct, array_like=True, frozen=True):
     form: bytes
     shelf: tuple[bytes, ...]
     brought: tuple[bytes, ...]
     calm: int
     keys: bytes
+    log: tuple[Recipe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What Redis holds of an owner's prompts: for each place its lineages and their values, forms, and the rest."""
+    """What Redis holds of an owner's prompts: for each place its lineages, forms, and the rest."""
 
-    stood: Sequence[Mapping[_Stood, bytes]]
+    stood: Sequence[Sequence[_Stood]]
     forms: Mapping[bytes, bytes | None]
     templates: Sequence[bytes]
     recurring: Mapping[bytes, bytes]
@@ -67,7 +69,6 @@ class Fetched:
 
 
 _stood = msgspec.msgpack.Decoder(_Stood)
-_digests = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class SharedBook:
@@ -95,11 +96,11 @@ class SharedBook:
         """Return what Redis holds. Raises what reading raises."""
         pipe = self._redis.pipeline(transaction=False)
         for place in places:
-            pipe.hgetall(self._key(partition, "at", place))
+            pipe.hkeys(self._key(partition, "at", place))
         pipe.hvals(self._key(partition, "templates"))
         pipe.hgetall(self._key(partition, "recurring"))
         *found, templates, recurring = await pipe.execute()
-        stood = [{_stood.decode(field): values for field, values in each.items()} for each in found]
+        stood = [[_stood.decode(field) for field in sorted(each)] for each in found]
         digests = sorted({each.form for every in stood for each in every})
         keys = sorted({each.keys for every in stood for each in every if each.keys})
         pipe = self._redis.pipeline(transaction=False)
@@ -116,8 +117,8 @@ class SharedBook:
         forms = {digest: unpack_form(form) for digest, form in found.forms.items() if form is not None}
         for place, lineages in zip(places, found.stood, strict=True):
             known = [
-                Standing(forms[each.form], _digests.decode(values), each.shelf, each.brought, each.calm, each.keys)
-                for each, values in sorted(lineages.items(), key=lambda pair: pair[0])
+                Standing(forms[each.form], each.shelf, each.brought, each.calm, each.keys, each.log)
+                for each in lineages
                 if each.form in forms
             ]
             book.put(place, known)
@@ -132,9 +133,9 @@ class SharedBook:
         packed, digest = pack_form(standing.form)
         template = lesson.template
         templates, recurring = self._key(partition, "templates"), self._key(partition, "recurring")
-        field = msgspec.msgpack.encode(_Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys))
-        values = msgspec.msgpack.encode(standing.values)
-        pipe.eval(_STAND, 1, self._key(partition, "at", place), field, values, MOST_STANDING, self._ttl_seconds)
+        stood = _Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys, standing.log)
+        field = msgspec.msgpack.encode(stood)
+        pipe.eval(_STAND, 1, self._key(partition, "at", place), field, MOST_STANDING, self._ttl_seconds)
         if self._is_due((partition, digest), _AGAIN_SECONDS):
             pipe.set(self._key(partition, "form", digest), packed, ex=self._ttl_seconds)
         if template is not None and self._is_due((partition, *_so_far(template)), FRESH_SECONDS):

@@ -1,10 +1,11 @@
-"""L2 of anonymous requests: what their clients take out of the history and send again, from their own bytes alone."""
+"""Anonymous requests: what their clients take out of the history and send again, from their own bytes alone."""
 
 from typing import Any
 
 import pytest
 
-from proxy.core.library import Recurring, Sent, recurring, sent
+from proxy.core.library import Sent, recurring, sent
+from proxy.core.recipe import Recipe, Words
 from proxy.core.template import Known, Standing
 from tests.core.conftest import read_body
 from tests.core.test_values import OK, Client, Messages, user
@@ -15,6 +16,11 @@ SYSTEM = "You help."
 
 def note(name: str, version: int = 1, tag: str = "note_context") -> str:
     return f"<{tag}>\n<path>{name}</path>\n{WORDS}{name} {version}\n</{tag}>"
+
+
+A, B = note("a.md"), note("b.md")
+A_PART = {"type": "text", "text": A}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
 def asked(words: str, *notes: str) -> dict[str, Any]:
@@ -34,16 +40,80 @@ def shelved(sent: Messages) -> list[str]:
     return [part.split("</path>")[0] for part in library.split("<path>")[1:]]
 
 
-def test_what_is_sent_again_moves_to_the_library_once() -> None:
-    """The first request goes as it came; from the second on only what is new is new."""
+def referenced(words: str, *names: str) -> dict[str, Any]:
+    named = "".join(f"- {name}\n" for name in names)
+    return asked(words, f"Context attached:\n{named}Find them above in this conversation.")
+
+
+def test_what_is_sent_again_stands_where_it_stood() -> None:
+    """Each request holds all of the one before, as if the client had kept what it attached."""
     client, notes = Client(), [note("a.md"), note("b.md")]
     first = client.say(SYSTEM, asked("q0", *notes))
     second = client.say(SYSTEM, *stripped(1), asked("q1", *notes))
     third = client.say(SYSTEM, *stripped(2), asked("q2", *notes))
     assert first[1] == asked("q0", *notes)
-    assert shelved(second) == ["a.md", "b.md"]
-    assert third[: len(second) - 1] == second[:-1]
-    assert third[-1]["content"].startswith("Context attached:\n- a.md\n- b.md\nFind them in the Context Library above.")
+    assert second == [*first, OK, referenced("q1", "a.md", "b.md")]
+    assert third == [*second, OK, referenced("q2", "a.md", "b.md")]
+
+
+def test_what_is_sent_again_after_too_much_was_said_stands_in_its_turn() -> None:
+    """To put it back would cost more, when it ends, than it has saved."""
+    client, said = Client(), {"role": "assistant", "content": "x" * 9_000}
+    client.say(SYSTEM, asked("q0", note("a.md")))
+    messages = [user("q0"), said, asked("q1", note("a.md"))]
+    assert client.say(SYSTEM, *messages)[1:] == messages
+
+
+@pytest.mark.parametrize(
+    ("whole", "bare"),
+    [
+        pytest.param("A\n\nWhy is that so?", "Why is that so?", id="in front"),
+        pytest.param("  Why is\n that so?\n\nA\nB\n", "Why is\n that so?", id="behind, other white space around it"),
+        pytest.param("See A:\nA\n\nand B:\nB\nWhy?", "See A: and B: Why?", id="between words"),
+        pytest.param('A\n\nCaf\u00e9 \U0001f600 "so"?', 'Caf\u00e9 \U0001f600 "so"?', id="with escapes"),
+        pytest.param(["A", "B", "Why?"], ["Why?"], id="parts of their own"),
+        pytest.param(["Why?", "A", "B"], ["Why?"], id="parts behind"),
+        pytest.param(["A\n\nWhy?"], ["Why?"], id="one part"),
+        pytest.param(["A\n\nWhy?"], "Why?", id="a part that became a string"),
+    ],
+)
+def test_a_message_is_made_again_as_it_was(whole: str | list[str], bare: str | list[str]) -> None:
+    """To the character, whatever stood between items and words, and in whatever form."""
+
+    def message(held: str | list[str]) -> dict[str, Any]:
+        filled = [each.replace("\nA", f"\n{A}").replace("\nB", f"\n{B}") if each.count("\n") else each
+                  for each in ([held] if isinstance(held, str) else held)]  # fmt: skip
+        filled = [A + each[1:] if each[:1] == "A" else B if each == "B" else each for each in filled]
+        return user(filled[0] if isinstance(held, str) else [{"type": "text", "text": each} for each in filled])
+
+    client = Client()
+    first = client.say(SYSTEM, message(whole))
+    second = client.say(SYSTEM, message(bare), OK, asked("q1", A, B))
+    said = [message(whole)["content"]] if isinstance(whole, str) else [part["text"] for part in first[1]["content"]]
+    again = second[1]["content"]
+    assert ([again] if isinstance(again, str) else [part["text"] for part in again]) == said
+
+
+@pytest.mark.parametrize(
+    ("whole", "bare"),
+    [
+        pytest.param([A_PART, IMAGE, "Why?"], ["Why?"], id="an image"),
+        pytest.param([A_PART, "Why?"], "Why?", id="parts that became a string"),
+        pytest.param(["Why?", A_PART, "And then?"], ["Why? And then?"], id="words in two parts"),
+        pytest.param([A_PART], [], id="no words"),
+    ],
+)
+def test_what_only_its_client_can_spell_is_left_as_it_came(whole: list[Any], bare: str | list[str]) -> None:
+    """What it attached then stands in the newest turn."""
+
+    def message(held: str | list[Any]) -> dict[str, Any]:
+        parts = [each if isinstance(each, dict) else {"type": "text", "text": each} for each in held]
+        return user(held if isinstance(held, str) else parts)
+
+    client = Client()
+    client.say(SYSTEM, message(whole))
+    messages = [message(bare), OK, asked("q1", A)]
+    assert client.say(SYSTEM, *messages)[1:] == messages
 
 
 def test_all_that_is_forwarded_was_sent_in_this_request() -> None:
@@ -56,13 +126,16 @@ def test_all_that_is_forwarded_was_sent_in_this_request() -> None:
     assert str(sent).count(WORDS) == 1
 
 
-def test_a_new_item_joins_where_the_client_is_known_to_send_all_again() -> None:
-    """At the library's end, so that what stood there stays where it is."""
+def test_a_new_item_stands_in_its_turn_and_stays_there() -> None:
+    """What stood before it stays where it is."""
     client = Client()
     for turn in range(3):
-        client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md")))
+        before = client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md")))
     sent = client.say(SYSTEM, *stripped(3), asked("q3", note("b.md"), note("a.md")))
-    assert shelved(sent) == ["a.md", "b.md"]
+    assert sent[:-1] == [*before, OK]
+    assert sent[-1]["content"].startswith(f"{note('b.md')}\n\nContext attached:")
+    again = client.say(SYSTEM, *stripped(4), asked("q4", note("b.md"), note("a.md")))
+    assert again == [*sent, OK, referenced("q4", "b.md", "a.md")]
 
 
 def test_a_client_that_sends_only_some_again_keeps_them_in_its_turn() -> None:
@@ -103,13 +176,16 @@ def test_a_turn_that_goes_on_brings_nothing_again() -> None:
 
 
 def test_a_changed_item_is_another_one() -> None:
-    """Its old version leaves the library, the new one stays in its turn until it comes again."""
+    """Where its old version stood nothing can be put back; the log begins anew with this turn."""
     client = Client()
     for turn in range(3):
         client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md"), note("b.md")))
-    sent = client.say(SYSTEM, *stripped(3), asked("q3", note("a.md"), note("b.md", 2)))
-    assert shelved(sent) == ["a.md"]
-    assert note("b.md", 2) in sent[-1]["content"]
+    notes = [note("a.md"), note("b.md", 2)]
+    sent = client.say(SYSTEM, *stripped(3), asked("q3", *notes))
+    assert sent[1:] == [*stripped(3), asked("q3", *notes)]
+    for turn in range(4, 7):
+        sent = client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", *notes))
+    assert sent[1:] == [*stripped(5), asked("q5", *notes), OK, referenced("q6", "a.md", "b.md")]
 
 
 def test_a_new_conversation_of_the_tenant_begins_with_what_others_sent_again() -> None:
@@ -129,7 +205,8 @@ def test_what_anybody_may_have_written_stands_with_the_user() -> None:
     """The library of web pages never enters the system message."""
     client = Client()
     for turn in range(2):
-        sent = client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("https://a", tag="url_content")))
+        client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("https://a", tag="url_content")))
+    sent = Client(store=client.store).say(SYSTEM, asked("else", note("https://a", tag="url_content")))
     assert sent[0]["content"] == SYSTEM
     assert sent[1]["content"].startswith("<untrusted_context_library>")
 
@@ -141,16 +218,17 @@ def test_two_that_begin_with_the_same_words_are_two() -> None:
     one.say(SYSTEM, asked("Summarize this.", note("a.md")))
     two.say(SYSTEM, asked("Summarize this.", note("b.md")))
     begun = [user("Summarize this."), OK]
-    assert shelved(one.say(SYSTEM, *begun, asked("more", note("a.md")))) == ["a.md"]
-    assert shelved(two.say(SYSTEM, *begun, asked("more", note("b.md")))) == ["b.md"]
+    for client, name in ((one, "a.md"), (two, "b.md")):
+        sent = client.say(SYSTEM, *begun, asked("more", note(name)))
+        assert sent[1:] == [asked("Summarize this.", note(name)), OK, referenced("more", name)]
 
 
 def test_a_library_without_a_system_message() -> None:
     """It stands at the head of the first user message."""
     client = Client()
     for turn in range(2):
-        sent = client.say(None, *stripped(turn), asked(f"q{turn}", note("a.md")))
-    assert sent[0]["content"].startswith("<context_library>")
+        client.say(None, *stripped(turn), asked(f"q{turn}", note("a.md")))
+    assert Client(store=client.store).say(None, asked("else", A))[0]["content"].startswith("<context_library>")
 
 
 def sent_by(*messages: dict[str, Any]) -> Sent:
@@ -162,40 +240,53 @@ def digests(*notes: str) -> tuple[bytes, ...]:
     return tuple(sent_by(asked("q", *notes)).brought)
 
 
-A, B = note("a.md"), note("b.md")
+def logged(*places: bytes) -> tuple[Recipe, ...]:
+    return tuple(Recipe(place, ((b"item", Words("", 1, "")),)) for place in places)
+
+
+LONG = [asked("x" * 9_000), OK]
+FIRST, HERE = sent_by(*LONG, asked("q")).sizes[0][0], b"elsewhere"
+ONE, TWO = logged(HERE), logged(HERE, FIRST)
 
 
 @pytest.mark.parametrize(
-    ("stood", "messages", "shelf", "calm"),
+    ("stood", "messages", "shelf", "calm", "goes_on"),
     [
-        pytest.param(Standing(), [asked("q", A)], (), 0, id="nothing was brought before"),
-        pytest.param(Standing(brought=digests(A)), [asked("q", A)], digests(A), 1, id="sent again"),
-        pytest.param(Standing(brought=digests(A)), [asked("q")], (), -2, id="not sent again"),
-        pytest.param(Standing(brought=digests(A, B)), [asked("q", A)], (), -2, id="some sent again"),
-        pytest.param(Standing(brought=digests(A), calm=-2), [asked("q", A)], (), -1, id="not believed yet"),
-        pytest.param(Standing(brought=digests(A), calm=0), [asked("x" * 9_000), OK, asked("q", A)], (), 1,
+        pytest.param(Standing(log=ONE), [asked("q", A)], (), 0, False, id="nothing was brought before"),
+        pytest.param(Standing(brought=digests(A), log=ONE), [asked("q", A)], (), 1, True, id="sent again"),
+        pytest.param(Standing(brought=digests(A), log=TWO), [asked("q")], (), -2, False, id="not sent again"),
+        pytest.param(Standing(brought=digests(A, B), log=TWO), [asked("q", A)], (), -2, False, id="some sent again"),
+        pytest.param(Standing(brought=digests(A), calm=-2, log=ONE), [asked("q", A)], (), -1, False,
+                     id="not believed yet"),
+        pytest.param(Standing(brought=digests(A), log=logged(FIRST)), [*LONG, asked("q", A)], (), 1, False,
                      id="too much behind it"),
-        pytest.param(Standing(brought=digests(A), calm=20), [asked("x" * 9_000), OK, asked("q", A)], digests(A), 21,
+        pytest.param(Standing(brought=digests(A), calm=20, log=logged(FIRST)), [*LONG, asked("q", A)], (), 21, True,
                      id="not too much, as often as it has come"),
-        pytest.param(Standing(shelf=digests(A, B)), [asked("q", B)], (), -2, id="the library ends where one has gone"),
-        pytest.param(Standing(shelf=digests(A, B)), [asked("p", A), OK, asked("q", B)], digests(A, B), 1,
+        pytest.param(Standing(brought=digests(A), log=logged(FIRST, HERE)), [*LONG, asked("q", A)], (), 1, True,
+                     id="what goes on goes on"),
+        pytest.param(Standing(shelf=digests(A, B)), [asked("q", B)], (), -2, False,
+                     id="the library ends where one has gone"),
+        pytest.param(Standing(shelf=digests(A, B)), [asked("p", A), OK, asked("q", B)], digests(A, B), 1, False,
                      id="anywhere in the request"),
-        pytest.param(Standing(shelf=digests(A), calm=5), [asked("q", A)], digests(A), 6, id="it goes on"),
+        pytest.param(Standing(shelf=digests(A), calm=5), [asked("q", A)], digests(A), 6, False, id="it goes on"),
     ],
 )  # fmt: skip
-def test_the_shelf(stood: Standing, messages: Messages, shelf: tuple[bytes, ...], calm: int) -> None:
-    """What stands in L2, and how long all has come again."""
+def test_what_stands_again(
+    stood: Standing, messages: Messages, shelf: tuple[bytes, ...], calm: int, goes_on: bool
+) -> None:
+    """What stands in L2, whether earlier turns are put back, and how long all has come again."""
     found = recurring(sent_by(*messages), stood, Known(b"key"), frozen=False)
-    assert (found.shelf, found.calm) == (shelf, calm)
+    assert (found.shelf, found.calm, found.log) == (shelf, calm, stood.log if goes_on else ())
     assert len(found.library.items) == len(shelf)
 
 
 def test_signed_reasoning_keeps_its_place() -> None:
-    """Nothing is added in front of it."""
-    found = recurring(sent_by(asked("q", A)), Standing(brought=digests(A)), Known(b"key"), frozen=True)
-    assert found == Recurring(brought=digests(A), calm=1)
+    """Nothing is added in front of it, and what stood there when it was made stands there again."""
     begun = recurring(sent_by(asked("q", A)), None, Known(b"key", recurring=digests(A)), frozen=True)
     assert begun.shelf == ()
+    client, signed = Client(), {**OK, "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}
+    first = client.say(SYSTEM, asked("q0", A))
+    assert client.say(SYSTEM, user("q0"), signed, asked("q1", A)) == [*first, signed, referenced("q1", "a.md")]
 
 
 def test_an_image_is_no_matter() -> None:

@@ -38,7 +38,7 @@ LIBRARY = re.compile(
     re.S,
 )  # fmt: skip
 REFERENCE = re.compile(r"Context attached:\n((?:- .*\n)+)Find them (in the Context Library|above in this conversation)")
-FRAME = re.compile(r'<current_values key="\w{8}">\n\[\w{8}:1\]\n(.*?)\n</current_values>(?:\n\n)?', re.S)
+FRAME = re.compile(r'<current_values key="\w{8}">\n(.*?)\n</current_values>(?:\n\n)?', re.S)
 MARKER = re.compile(r'\[current value 1: in the newest <current_values key="[0-9a-f]{8}">\]')
 TAGS = {"a": "note_context", "b": "document", "c": "note_context", "d": "url_content", "e": "search_result"}
 
@@ -142,6 +142,13 @@ class Sent:
         return [each for at, each in enumerate(asked) if not any(span.start <= at < span.end for span in gone)]
 
     @functools.cached_property
+    def items(self) -> list[str]:
+        """All items the client sends, whole."""
+        texts_sent = [text for message in self.body["messages"] for text in texts(message)]
+        found = [piece.content for text in texts_sent for piece in pieces(text) if isinstance(piece, Item)]
+        return [*found, *(item.content for item in read_body(self.body).hints.context)]
+
+    @functools.cached_property
     def talk(self) -> Messages:
         return [message for message in self.kept if message["role"] != "system"]
 
@@ -181,7 +188,7 @@ class Proxy:
             made = plan.make(
                 found, NOTHING, model=describe("gpt-4o"), policy=self.policy, named=False, scale=SCALE,
                 look=analyst.analyse, now=now,
-                known=known(earlier, places[parts.newest.start], places[-1], learned, key=b"t", lines=lines),
+                known=known(earlier, places[-1], learned, key=b"t", lines=lines),
             )  # fmt: skip
             results.append(render.body(found, made.draft, ask_usage=False))
         lesson = made.lesson(now)
@@ -283,7 +290,10 @@ rules = settings(deadline=None, max_examples=100)
 @rules
 @given(traffics)
 def test_all_that_was_sent_stands_once_or_is_referenced(traffic: Traffic) -> None:
-    """Read from its start, a prompt says all that the client said and nothing else, less what is counted as dropped."""
+    """Read from its start, a prompt says all that the client said and nothing else, less what is counted as dropped.
+
+    In an earlier turn items of this request may stand before the newest refers to them: they stood there.
+    """
     for sent in play(traffic):
         check_chat(orjson.loads(sent.forwarded), strict=False)
         reader, kept, made = Reader(), sent.kept, sent.made
@@ -293,6 +303,9 @@ def test_all_that_was_sent_stands_once_or_is_referenced(traffic: Traffic) -> Non
         assert [message["role"] for message in own] == ["system"] * bool(made.draft.values.last)
         assert not "".join(FRAME.sub("", message["content"]) for message in own)
         newest = max(place for place, message in enumerate(kept) if message["role"] == "user")
+        shift = len(sent.body["messages"]) - len(kept) if made.dropped_turns else 0
+        back = {place - shift for place in made.draft.forms}
+        everything = set(sent.items)
         for place, (message, asked) in enumerate(zip(sent.messages[: len(kept)], kept, strict=True)):
             assert message | {"content": 0} == asked | {"content": 0}
             if message["role"] in {"assistant", "tool"}:
@@ -302,6 +315,10 @@ def test_all_that_was_sent_stands_once_or_is_referenced(traffic: Traffic) -> Non
             found = [piece for text in said for piece in reader.read(text)]
             expected = [getattr(piece, "content", piece) for text in texts(asked) for piece in pieces(text)]
             context = [item.content for item in read_body(sent.body).hints.context] if place == newest else []
+            if place in back:
+                assert {piece for piece in found if " " in piece} <= everything
+                assert [piece for piece in found if " " not in piece] == expected
+                continue
             assert sorted(found[: len(context)]) == sorted(context)
             assert found[len(context) :] == expected
         event(f"{made.actions}, {'L2' if reader.library else 'no L2'}, {'references' if made.draft.referenced else ''}")
@@ -323,10 +340,7 @@ def test_the_same_memory_gives_the_same_bytes(traffic: Traffic) -> None:
 @rules
 @given(traffics)
 def test_a_loop_stays_a_prefix(traffic: Traffic) -> None:
-    """Each step holds all of the one before, whatever others do, unless the limit cuts or a line becomes volatile.
-
-    But for a value that changes within the turn: an anonymous request does not hold the one before.
-    """
+    """Each step holds all of the one before, whatever others do, unless the limit cuts or a line becomes volatile."""
     all_sent = play(traffic)
     for sent, before in itertools.permutations(all_sent, 2):
         if sent.kept[-1]["role"] != "tool" or sent.talk[:-2] != before.talk or sent.l1 != before.l1:
@@ -335,4 +349,28 @@ def test_a_loop_stays_a_prefix(traffic: Traffic) -> None:
             continue
         event(f"a step, {'L2' if before.made.recurring.shelf else 'no L2'}, {bool(sent.made.draft.values.last)}")
         stood, stands = before.messages[: len(before.kept)], sent.messages[: len(before.kept)]
-        assert stands == stood or (before.kept[0] != sent.kept[0] and said(stands) == said(stood))
+        assert stands == stood
+
+
+@rules
+@given(scripts, st.tuples(hows, hows, hows), st.lists(st.booleans(), min_size=3, max_size=6))
+def test_a_client_that_sends_all_again_has_a_log(
+    script: list[tuple[int, str, int]], each: tuple[Any, ...], steps: list[bool]
+) -> None:
+    """What was forwarded for it is a prefix of what is forwarded next, whatever others do, as if it had kept it all."""
+    proxy = Proxy(None)
+    others = [Client(proxy, user, *how[:3], [*how[3]]) for user, how in zip(("Ada", "Bob"), each[:2], strict=True)]
+    _, form, system, held = each[2]
+    mine, before = (
+        Client(proxy, "Cleo", "strip", form, (system or "").replace("TICK", "3") or None, [*held]),
+        Messages(),
+    )
+    for turn, loops in enumerate(steps):
+        mine.ask(0)
+        mine.do("step", 0) if loops else None
+        sent = proxy.all[-1].messages
+        assert sent[: len(before)] == before
+        before = sent
+        for who, what, which in script[turn::6]:
+            others[who % 2].do(what, which)
+    event(f"{form}, {'L2' if proxy.all[-1].made.recurring.shelf else 'no L2'}")

@@ -57,7 +57,7 @@ class Client:
             look=ANALYST.analyse,
             now=self.now,
             known=known(
- earlier, places[parts.newest.start], places[-1],
+ earlier, places[-1],
  self.store.book.learned("t", (*earlier, places[-1])), key=b"tenant",
                 lines=ANALYST.lines(request.messages[: parts.leading], b"tenant"),
             ),
@@ -106,7 +106,11 @@ def key() -> str:
 
 
 def told(value: str, words: str) -> str:
-    return f"<current_values {key()}>\n[{key()[5:-1]}:1]\n{value}\n</current_values>\n\n{words}"
+    return f"<current_values {key()}>\n{value}\n</current_values>\n\n{words}"
+
+
+def last(value: str) -> dict[str, Any]:
+    return {"role": "system", "content": told(value, "").strip()}
 
 
 def call(number: int) -> Messages:
@@ -116,16 +120,37 @@ def call(number: int) -> Messages:
     return [asked, {"role": "tool", "tool_call_id": f"c{number}", "content": f"result {number}"}]
 
 
-def test_a_clock_moves_to_the_users_message_when_it_has_changed() -> None:
-    """The first request goes as it came; then L1 is the same in each, and the time stands once."""
+def test_a_clock_moves_to_the_very_end_when_it_has_changed() -> None:
+    """The first request goes as it came; then L1 is the same in each, and all but the time is the next one's prefix."""
     client = Client()
     assert client.say(timed(1), user("a"))[0]["content"] == timed(1)
     assert client.say(timed(2), user("a"), OK, user("b")) == [
-        {"role": "system", "content": marked()}, user("a"), OK, user(told("Time: 10:02", "b")),
+        {"role": "system", "content": marked()}, user("a"), OK, user("b"), last("Time: 10:02"),
     ]  # fmt: skip
+    assert client.say(timed(3), user("a"), OK, user("b"), OK, user("c")) == [
+        {"role": "system", "content": marked()}, user("a"), OK, user("b"), OK, user("c"), last("Time: 10:03"),
+    ]  # fmt: skip
+
+
+def test_without_a_place_at_the_end_a_clock_moves_to_the_users_message() -> None:
+    """It stands once, before the user's words."""
+    client = Client(profile=Profile())
+    client.say(timed(1), user("a"))
+    client.say(timed(2), user("a"), OK, user("b"))
     assert client.say(timed(3), user("a"), OK, user("b"), OK, user("c")) == [
         {"role": "system", "content": marked()}, user("a"), OK, user("b"), OK, user(told("Time: 10:03", "c")),
     ]  # fmt: skip
+
+
+def test_of_several_values_each_has_a_head() -> None:
+    """Which is which is told by the tenant's key, which no value can hold by chance."""
+    client = Client()
+    for minute in (1, 2, 3):
+        sent = client.say(f"{timed(minute)}\nBuild: {minute}", user("a"), *[OK, user("b")] * (minute - 1))
+    name = key()[5:-1]
+    assert sent[-1]["content"] == (
+        f"<current_values {key()}>\n[{name}:1]\nTime: 10:03\n[{name}:2]\nBuild: 3\n</current_values>"
+    )
 
 
 def test_another_conversation_of_the_tenant_shares_l1_at_once() -> None:
@@ -170,23 +195,31 @@ def test_in_a_loop_what_has_changed_comes_last(name: str | None) -> None:
     first = client.say(timed(2), *asked, answer=call(1)[0])
     second = client.say(timed(3), *asked, *call(1), answer=call(2)[0])
     third = client.say(timed(4), *asked, *call(1), *call(2))
-    last = {"role": "system", "content": told("Time: 10:03", "").strip()}
-    assert second[-1] == last
-    assert third[-1] == {"role": "system", "content": told("Time: 10:04", "").strip()}
+    assert second[-1] == last("Time: 10:03")
+    assert third[-1] == last("Time: 10:04")
     assert third[: len(second) - 1] == second[:-1]
     assert second[-3:-1] == call(1)
     if name is not None:
         assert second[: len(first)] == first
 
 
-@pytest.mark.parametrize("name", [None, "chat"])
-def test_in_a_loop_what_has_not_changed_stays(name: str | None) -> None:
+def test_in_a_named_loop_what_has_not_changed_stays() -> None:
     """A value as it was when the turn began needs no second telling."""
-    client = Client(name=name)
+    client = Client(name="chat")
     client.say(timed(1), user("x"))
     asked = [user("x"), OK, user("a")]
     first = client.say(timed(2), *asked, answer=call(1)[0])
     assert client.say(timed(2), *asked, *call(1)) == [*first, *call(1)]
+
+
+@pytest.mark.parametrize("minute", [2, 3])
+def test_in_an_anonymous_loop_values_come_last(minute: int) -> None:
+    """Changed or not: what stands in front of them is a prefix of the next step."""
+    client = Client()
+    client.say(timed(1), user("x"))
+    asked = [user("x"), OK, user("a")]
+    first = client.say(timed(2), *asked)
+    assert client.say(timed(minute), *asked, *call(1)) == [*first[:-1], *call(1), last(f"Time: 10:0{minute}")]
 
 
 @pytest.mark.parametrize("name", [None, "chat"])
@@ -212,7 +245,7 @@ def test_a_partial_answer_stays_last() -> None:
 def test_values_stand_behind_attachments() -> None:
     """So that what was attached is read once, however the time changes."""
     document = "<document id='a'>\n" + "words " * 80 + "\n</document>"
-    client = Client()
+    client = Client(profile=Profile())
     client.say(timed(1), user("a"))
     sent = client.say(timed(2), user("a"), OK, user(f"{document}\n\nWhy?"))
     assert sent[-1]["content"] == f"{document}\n\n{told('Time: 10:02', 'Why?')}"
@@ -282,7 +315,7 @@ def test_l1_keeps_its_form(first: object, then: object, now: object, l1: Any, va
         shown[0]["text"] = f"{POLICY.rsplit(chr(10), 1)[0]}\n{mark}"
         value = f"{POLICY.rsplit(chr(10), 1)[1]} It is 3."
     assert sent[0]["content"] == shown
-    assert sent[-1]["content"] == told(value, "c")
+    assert sent[-2:] == [user("c"), last(value)]
 
 
 def test_a_name_stands_at_the_end_of_the_system_message() -> None:
@@ -308,7 +341,8 @@ def test_a_library_joins_l1_without_its_values(promotion: str) -> None:
     assert system.startswith(marked()[:40])
     assert system.endswith("\n\nThe user is Dan.")
     assert ("context_library" in system) is (promotion == "eager")
-    assert sent[-1]["content"] == told("Time: 10:03", "c")
+    # What is replayed holds its turn's values; what is not would be another message in the next turn.
+    assert sent[-1] == (last("Time: 10:03") if promotion == "eager" else user(told("Time: 10:03", "c")))
 
 
 def test_what_no_user_message_can_take_stays_in_l1() -> None:
@@ -321,7 +355,7 @@ def test_what_no_user_message_can_take_stays_in_l1() -> None:
         request, lineage.NOTHING, model=describe(""), policy=plan.Policy(
             mode="layered", budget_tokens=None, reserve_tokens=1, over_budget="forward"),
         named=False, scale=SCALE, look=ANALYST.analyse, now=0.0,
-        known=known((), b"", b"", client.store.book.learned("t", ()), key=b"tenant",
+        known=known((), b"", client.store.book.learned("t", ()), key=b"tenant",
                     lines=ANALYST.lines(request.messages[:1], b"tenant")),
     )  # fmt: skip
     assert render.body(request, made.draft, ask_usage=False) == request.body

@@ -99,7 +99,7 @@ async def test_an_agents_loop_where_a_last_system_message_is_taken_and_where_not
 
 
 async def test_an_anonymous_client_that_strips_and_attaches_again() -> None:
-    """From its second turn on what it attached stands in L2; what it leaves out is not there."""
+    """What it attached stands where it stood; what it leaves out is not there; the next conversation has it in L2."""
     attached = f"{note('a.md', 'The spec says many things. ')}\n\n{note('b.md', 'The api has endpoints. ')}"
     async with rigged() as rig:
         policy = {"role": "system", "content": POLICY}
@@ -107,10 +107,28 @@ async def test_an_anonymous_client_that_strips_and_attaches_again() -> None:
         second = await ask(rig, policy, user("q0"), OK, user(f"{attached}\n\nq1"))
         third = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user(f"{attached}\n\nq2"))
         bare = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3"))
-    assert "<context_library>" in second[0]["content"]
-    assert third[:3] == second[:3]
-    assert third[-1]["content"].endswith("Find them in the Context Library above.\n\nq2")
+        other = await ask(rig, policy, user(f"{attached}\n\nelse"))
+    assert second[:2] == [policy, user(f"{attached}\n\nq0")]
+    assert third[:4] == second
+    assert third[-1]["content"].endswith("Find them above in this conversation.\n\nq2")
     assert bare == [policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3")]
+    assert other[0]["content"].startswith(f"{POLICY}\n\n<context_library>")
+
+
+async def test_two_replicas_put_the_same_back(redis_url: str) -> None:
+    """Whichever of them served the turn before."""
+    attached = note("a.md", "The spec says many things. ")
+    shared = {"REDIS_URL": redis_url, "SECRET": "s"}
+    policy, before = {"role": "system", "content": POLICY}, list[dict[str, Any]]()
+    async with rigged(None, **shared) as one, rigged(None, **shared) as two:
+        history: list[dict[str, Any]] = []
+        for turn in range(6):
+            rig = (one, two)[turn % 2]
+            sent = await ask(rig, policy, *history, user(f"{attached}\n\nq{turn}"))
+            assert sent[: len(before)] == before
+            before = sent
+            history += [user(f"q{turn}"), OK]
+    assert str(before).count("The spec says") == str(note("a.md", "The spec says many things. ")).count("The spec says")
 
 
 async def test_an_anonymous_library_switched_off() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.core.form import Form, Lessons
 from proxy.core.lines import KEY_BYTES
+from proxy.core.recipe import Recipe, Words
 from proxy.core.template import Lesson, Seen, Standing, Template
 from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
@@ -21,6 +22,10 @@ FORM = Form((ONE, TWO), frozenset({1}), (0, 2), frozenset({(ONE, b"")}), b"templ
 TEMPLATE = Template(
     id=b"template", count=3, lines=(Seen(ONE, 0b111, 10), Seen(TWO, 0b101, 2)),
     lessons=Lessons(frozenset({(b"", ONE)}), frozenset({b"word"}), {(ONE, TWO): b"edit"}),
+)  # fmt: skip
+STOOD = Standing(
+    FORM, (b"s" * 8,), (b"b" * 8, b"c" * 8), 2, b"",
+    (Recipe(b"at", ((b"b" * 8, Words("\n\n", 3, " "), b"c" * 8), (b"b" * 8,))), Recipe(b"a", ((Words("", 1, ""),),))),
 )  # fmt: skip
 
 
@@ -45,11 +50,11 @@ def test_what_is_none_is_refused(packed: bytes) -> None:
 
 
 async def test_how_l1_stood_is_known_at_its_place(store: Store) -> None:
-    """With what its slots held when it was last asked for; elsewhere nothing is known."""
-    await store.learn("t", b"place", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
-    await store.learn("t", b"place", Standing(FORM, (b"2",)), Lesson(1.0))
+    """And how its turns are put back; elsewhere nothing is known."""
+    await store.learn("t", b"place", STOOD, Lesson(1.0, TEMPLATE))
+    await store.learn("t", b"place", STOOD, Lesson(1.0))
     learned = await store.learned("t", [b"place", b"elsewhere"], b"here")
-    assert learned.standing == {b"place": (Standing(FORM, (b"2",)),)}
+    assert learned.standing == {b"place": (STOOD,)}
     assert learned.templates == (TEMPLATE,)
     assert (await store.learned("other", [b"elsewhere"], b"here")).templates == ()
 
@@ -65,7 +70,9 @@ async def test_items_that_recur_stand_in_the_order_they_first_did(store: Store) 
 
 async def test_lineages_with_one_l1_and_other_items_are_told_apart(store: Store) -> None:
     """Two conversations that begin with the same words about two documents are two."""
-    standing = [Standing(FORM, (), (item,), (b"both",), 3) for item in (b"one", b"two")]
+    standing = [Standing(FORM, (item,), (b"both",), 3) for item in (b"one", b"two")]
+    logs = (((b"one",),), ((Words("", 1, ""),),))
+    standing += [Standing(FORM, calm=3, log=(Recipe(b"place", log),)) for log in logs]
     for each in standing:
         await store.learn("t", b"hi", each, Lesson(1.0))
     assert (await store.learned("t", [b"hi"], b"here")).standing[b"hi"] == tuple(standing)
@@ -81,15 +88,15 @@ async def test_few_lineages_that_begin_alike_are_told_apart(store: Store) -> Non
 async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect: Connect) -> None:
     """What one forwarded, another follows; each knows what either learned of a template."""
     one, two = connect(redis_url), connect(redis_url)
-    await one.learn("t", b"a", Standing(FORM, (b"1",)), Lesson(1.0, TEMPLATE))
-    assert (await two.learned("t", [b"b", b"a"], b"here")).standing == {b"a": (Standing(FORM, (b"1",)),)}
+    await one.learn("t", b"a", STOOD, Lesson(1.0, TEMPLATE))
+    assert (await two.learned("t", [b"b", b"a"], b"here")).standing == {b"a": (STOOD,)}
     other = Template(id=b"template", count=4, lines=TEMPLATE.lines, lessons=Lessons(words=frozenset({b"more"})))
     await two.learn("t", b"c", Standing(form(1)), Lesson(1.0, other))
     (learned,) = (await one.learned("t", [b"c"], b"here")).templates
     assert (learned.count, learned.lessons.words) == (4, frozenset({b"word", b"more"}))
-    await two.learn("t", b"d", Standing(FORM, (), (b"s",), (b"b",), -2), Lesson(9.0, None, (b"b", b"a")))
+    await two.learn("t", b"d", Standing(FORM, (b"s",), (b"b",), -2), Lesson(9.0, None, (b"b", b"a")))
     seen = await one.learned("t", [b"d"], b"here")
-    assert (seen.standing[b"d"], seen.recurring) == ((Standing(FORM, (), (b"s",), (b"b",), -2),), (b"b", b"a"))
+    assert (seen.standing[b"d"], seen.recurring) == ((Standing(FORM, (b"s",), (b"b",), -2),), (b"b", b"a"))
     await one.close()
     await two.close()
 
@@ -111,11 +118,20 @@ async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str,
     """Keys and values hold digests, and every key expires."""
     one = connect(redis_url)
     lesson = Lesson(1.0, TEMPLATE, (b"item",))
-    await one.learn(Keys(b"s").partition("acme"), b"a" * 16, Standing(FORM, (b"1" * 8,)), lesson)
+    await one.learn(Keys(b"s").partition("acme"), b"a" * 16, STOOD, lesson)
     keys = raw.keys("*")
     assert len(keys) == 4
     assert all(0 < raw.ttl(key) <= 60 and b"acme" not in key for key in keys)
     await one.close()
+
+
+def test_a_log_weighs_what_it_holds() -> None:
+    """A long one takes the room of many lineages."""
+    book, long = Book(max_bytes=200_000), tuple(Recipe(b"place", ((b"item", Words("", 1, "")),)) for _ in range(64))
+    for number in range(100):
+        book.put(number.to_bytes(2, "big"), [Standing(FORM, log=long)])
+    held = [number for number in range(100) if book.learned("t", [number.to_bytes(2, "big")]).standing]
+    assert 10 < len(held) < 30
 
 
 def test_the_book_is_bounded() -> None:
