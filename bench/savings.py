@@ -35,6 +35,8 @@ from peer import Peer, Recorder
 from traffic import MODEL, Exchange, Workload, pieces, volatile, workloads
 
 MEMORY_BYTES = 512_000_000
+RESERVE = 1_000
+"""Of a workload's budget; tokens."""
 
 
 class Strategy(Protocol):
@@ -64,6 +66,28 @@ class Straight:
         return exchange.body
 
 
+class Trimmed:
+    """What a client or proxy without a grid does over a budget: each time the oldest turns go until it fits."""
+
+    name = "trimmed"
+    broke: Mapping[str, int] = {}
+    steps: tuple[Step, ...] = ()
+
+    def __init__(self, budget_tokens: int) -> None:
+        self._most = budget_tokens - RESERVE
+
+    def forward(self, exchange: Exchange) -> bytes:
+        """Drop the oldest turns."""
+        body = orjson.loads(exchange.body)
+        system, *turns = body["messages"]
+        while len(render_prompt({**body, "messages": [system, *turns]}, tokenizer(MODEL)).tokens) > self._most:
+            rest = [at for at, message in enumerate(turns) if at and message["role"] == "user"]
+            if not rest:
+                break
+            turns = turns[rest[0] :]
+        return orjson.dumps({**body, "messages": [system, *turns]})
+
+
 class Strata:
     """The product with one promotion."""
 
@@ -75,7 +99,7 @@ class Strata:
             mode="layered",
             promotion=promotion,
             budget_tokens=budget_tokens,
-            reserve_tokens=1_000 if budget_tokens else 4_096,
+            reserve_tokens=RESERVE if budget_tokens else 4_096,
             over_budget="forward",
             windowed=True,
             profile=Profile(lifetime_seconds=rules.lifetime_seconds or 86_400.0, system_last=True),
@@ -102,6 +126,7 @@ class Line:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     floor_tokens: int = 0
+    reach_tokens: int = 0
     usd: float = 0.0
     broke: Mapping[str, int] = field(default_factory=dict[str, int])
     first_event_ms: Sequence[float] = ()
@@ -113,7 +138,7 @@ class Line:
         return self.prompt_tokens - self.cached_tokens
 
 
-def measure(workload: Workload, rules: Rules, strategy: Strategy, floor: int) -> Line:
+def measure(workload: Workload, rules: Rules, strategy: Strategy, bounds: tuple[int, int]) -> Line:
     """Run one strategy over a workload."""
     cache, words = PromptCache(rules), tokenizer(MODEL)
     line = Line(workload=workload.title, provider=rules.name, strategy=strategy.name, breaks=workload.breaks)
@@ -125,7 +150,8 @@ def measure(workload: Workload, rules: Rules, strategy: Strategy, floor: int) ->
         line.prompt_tokens += charge.prompt_tokens
         line.cached_tokens += charge.cached_tokens
         total += cost(rules, prompt_tokens=charge.prompt_tokens, cached_tokens=charge.cached_tokens)
-    line.usd, line.floor_tokens, line.broke = float(total), floor, dict(strategy.broke)
+    line.usd, line.broke = float(total), dict(strategy.broke)
+    line.floor_tokens, line.reach_tokens = bounds
     return line
 
 
@@ -149,18 +175,34 @@ def measure_engine(workload: Workload, url: str, strategy: Strategy) -> Line:
     return line
 
 
-def floor_tokens(workload: Workload, rules: Rules) -> int:
-    """Count each distinct piece of content once a lifetime, changing values once a turn: less nobody can read."""
-    changing = volatile(workload.exchanges)
+def least(workload: Workload, rules: Rules) -> tuple[int, int]:
+    """Return the floor and the reach: what nobody, and what nobody at this provider, can do without reading.
+
+    The floor counts each distinct piece of content once a lifetime, changing values once a turn. The reach counts the
+    messages' frames as well, and grants what the provider's prompt cache can hold: whole steps, above its minimum.
+    An answer's head has been read with the question: it is what primes the answer.
+    """
+    changing, lifetime = volatile(workload.exchanges), rules.lifetime_seconds or float("inf")
+    priming = len(render_prompt({}, tokenizer(MODEL)).tokens)
     seen: dict[object, float] = {}
-    lifetime = rules.lifetime_seconds or float("inf")
-    scale, total = _scale(), 0
+    floor = reach = 0
     for exchange in workload.exchanges:
-        for key, text in pieces(exchange, _blocks, changing[exchange.thread]):
-            if key not in seen or exchange.at - seen[key] > lifetime:
-                total += scale.text(text)
-            seen[key] = exchange.at
-    return total
+        held, new = priming, 0
+        for piece in {each.key: each for each in pieces(exchange, _blocks, changing[exchange.thread])}.values():
+            content = _scale().text(piece.text)
+            framed = content + _frame(piece.frame) - priming * (piece.frame is not None)
+            held += framed
+            if piece.key not in seen or exchange.at - seen[piece.key] > lifetime:
+                floor += content
+                new += framed - priming * (piece.frame is not None and piece.frame["role"] == "assistant")
+            seen[piece.key] = exchange.at
+        cached = (held - max(new, 1)) // rules.step_tokens * rules.step_tokens
+        reach += held - (cached if cached >= rules.minimum_tokens else 0)
+    return floor, reach
+
+
+def _frame(message: Mapping[str, object] | None) -> int:
+    return len(render_prompt({"messages": [message]}, tokenizer(MODEL)).tokens) if message else 0
 
 
 def _blocks(text: str) -> Sequence[str]:
@@ -181,7 +223,7 @@ def table(lines: Sequence[Line]) -> Table:
     shown = Table(title="Uncached input tokens, by workload, provider and strategy", title_justify="left")
     for column in ("workload", "provider", "strategy"):
         shown.add_column(column)
-    for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "cost", "extra"):
+    for column in ("prompt", "cached", "uncached", "vs straight", "x floor", "x reach", "cost", "extra"):
         shown.add_column(column, justify="right")
     if predicts := any(line.predicted_tokens for line in lines):
         shown.add_column("predicted", justify="right")
@@ -204,6 +246,7 @@ def table(lines: Sequence[Line]) -> Table:
             f"{line.uncached_tokens:,}",
             "" if line is base else f"[{'green' if change < 0 else 'red' if change > 0 else 'dim'}]{change:+.0%}[/]",
             f"{line.uncached_tokens / line.floor_tokens:.2f}" if line.floor_tokens else "",
+            f"{line.uncached_tokens / line.reach_tokens:.2f}" if line.reach_tokens else "",
             f"${line.usd:.3f}" if line.usd else "",
             _extra(line, base),
             *(
@@ -232,7 +275,7 @@ def _waits(line: Line) -> str:
 def picture(lines: Sequence[Line]) -> str:
     """Draw uncached tokens as bars, one group a workload, as an SVG."""
     chosen = [line for line in lines if line.provider == lines[0].provider]
-    colours = {"straight": "#8c8c8c", "eager": "#e69f00", "deferred": "#0072b2"}
+    colours = {"straight": "#8c8c8c", "trimmed": "#cc79a7", "eager": "#e69f00", "deferred": "#0072b2"}
     rows, y = [], 40
     for workload in dict.fromkeys(line.workload for line in chosen):
         group = [line for line in chosen if line.workload == workload]
@@ -293,6 +336,7 @@ def main() -> None:
         for rules in (VLLM,) if args.engine else (OPENAI, VLLM):
             strategies: list[Strategy] = [
                 Straight(),
+                *([Trimmed(load.budget_tokens)] if load.budget_tokens else []),
                 Strata("eager", rules, load.budget_tokens),
                 Strata("deferred", rules, load.budget_tokens),
                 *(Peer(name, url, recorder) for name, url in peers.items() if recorder is not None),
@@ -300,8 +344,8 @@ def main() -> None:
             if args.engine:
                 lines += [measure_engine(load, args.engine, strategy) for strategy in strategies]
             else:
-                floor = floor_tokens(load, rules)
-                lines += [measure(load, rules, strategy, floor) for strategy in strategies]
+                bounds = least(load, rules)
+                lines += [measure(load, rules, strategy, bounds) for strategy in strategies]
     Console(width=None if sys.stdout.isatty() else 170).print(table(lines))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "savings.json").write_bytes(orjson.dumps([asdict(line) for line in lines], option=orjson.OPT_INDENT_2))

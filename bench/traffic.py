@@ -174,14 +174,14 @@ def _agents_with_clock(rng: random.Random, traces: Path | None) -> Workload:
         now = f"Current time: 2026-11-29 10:{next(ticks) % 60:02}:{rng.randrange(60):02}"
         return [{**chat[0], "content": f"{now}\n{chat[0]['content']}"}, *chat[1:]]
 
-    threads = [_steps(thread, chat, clock) for thread, chat in _conversations(rng, traces, 12)]
+    threads = [_steps(thread, chat, clock) for thread, chat in _conversations(rng, traces, 40)]
     return Workload(title="agents, a clock in the system prompt", breaks=True, exchanges=timed(threads))
 
 
 def _name_and_memory(rng: random.Random, _: Path | None) -> Workload:
     policy = prose(rng, 90)
     threads = []
-    for number in range(12):
+    for number in range(40):
         memories = [sentence(rng, 12) for _ in range(9)]
 
         def system(turn: int, number: int = number, memories: Sequence[str] = memories) -> str:
@@ -195,7 +195,7 @@ def _name_and_memory(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _note_chats(rng: random.Random, *, named: bool) -> list[list[Exchange]]:
-    policy = prose(rng, 60)
+    policy = prose(rng, 80)
     threads = []
     for number in range(8):
         notes = [note(f"folder/{number}-{each}.md", prose(rng, 45)) for each in range(4)]
@@ -215,7 +215,7 @@ def _notes_anonymous(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _repeated(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 60), []
+    policy, threads = prose(rng, 80), []
     for number in range(8):
         contract = f'<document name="contract-{number}.pdf">\n{prose(rng, 70)}\n</document>'
         client = _Client(rng, f"kept-{number}", named=False, system=_fixed(policy))
@@ -232,7 +232,7 @@ def _retrieval_anonymous(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _retrieval(rng: random.Random, who: str) -> Workload:
-    policy, threads = prose(rng, 60), []
+    policy, threads = prose(rng, 80), []
     corpus = [f'<chunk id="doc-{number}:{number % 7}">\n{prose(rng, 12)}\n</chunk>' for number in range(40)]
     for number in range(10):
         client = _Client(rng, f"rag-{number}", named=who == "named", system=_fixed(policy))
@@ -243,7 +243,7 @@ def _retrieval(rng: random.Random, who: str) -> Workload:
 
 
 def _tools(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 40), []
+    policy, threads = prose(rng, 80), []
     tools = [
         {"type": "function", "function": {"name": f"{rng.choice(_WORDS)}_{number}", "description": sentence(rng, 30),
          "parameters": {"type": "object", "properties": {word: {"type": "string", "description": sentence(rng, 8)}
@@ -261,10 +261,10 @@ def _tools(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _long_runs(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 40), []
+    policy, threads = prose(rng, 80), []
     for number in range(4):
         client = _Client(rng, f"long-{number}", named=bool(number % 2), system=_fixed(policy))
-        pasted = [prose(rng, 12) for _ in range(40)]
+        pasted = [prose(rng, 12) for _ in range(80)]
         threads.append([client.ask((text,), keeps=True) for text in pasted])
     return Workload(
         title="long runs over a budget of 12,000", breaks=False, exchanges=timed(threads), budget_tokens=12_000
@@ -272,7 +272,7 @@ def _long_runs(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _windowed(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 60), []
+    policy, threads = prose(rng, 80), []
     for number in range(8):
         client = _Client(rng, f"window-{number}", named=True, system=_fixed(policy))
         threads.append([client.ask((), keeps=True, window=8) for _ in range(16)])
@@ -280,7 +280,7 @@ def _windowed(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _forks(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 60), []
+    policy, threads = prose(rng, 80), []
     for number in range(6):
         notes = [note(f"fork/{number}-{each}.md", prose(rng, 45)) for each in range(3)]
         client = _Client(rng, f"fork-{number}", named=True, system=_fixed(policy))
@@ -310,7 +310,7 @@ def _forks(rng: random.Random, _: Path | None) -> Workload:
 
 
 def _shared_documents(rng: random.Random, _: Path | None) -> Workload:
-    policy, threads = prose(rng, 40), []
+    policy, threads = prose(rng, 80), []
     documents = [f'<document name="handbook-{number}.pdf">\n{prose(rng, 60)}\n</document>' for number in range(10)]
     for number in range(50):
         client = _Client(rng, f"shared-{number}", named=False, system=_fixed(policy))
@@ -348,10 +348,17 @@ def _tagged(lines: Sequence[str]) -> Iterator[Sequence[str]]:
             opened = at
 
 
-def pieces(
-    exchange: Exchange, blocks: Callable[[str], Sequence[str]], changing: set[str]
-) -> Iterator[tuple[object, str]]:
-    """Cut a request into distinct pieces of content, each with what makes it distinct: for the floor.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of content, what makes it distinct, and the message it fills, without its words."""
+
+    key: object
+    text: str
+    frame: Mapping[str, Any] | None = None
+
+
+def pieces(exchange: Exchange, blocks: Callable[[str], Sequence[str]], changing: set[str]) -> Iterator[Piece]:
+    """Cut a request into distinct pieces of content, for the floor.
 
     Items and system lines are the same wherever they stand; what people and models said belongs to its thread. Values
     of the system prompt that change are told once a turn, by whatever was asked last.
@@ -360,15 +367,20 @@ def pieces(
     turn = next((message["content"] for message in reversed(body["messages"]) if message["role"] == "user"), "")
     for tool in body.get("tools", ()):
         text = orjson.dumps(tool).decode()
-        yield ("tool", text), text
+        yield Piece(("tool", text), text)
     for message in body["messages"]:
         text = message.get("content") or ""
         if message["role"] == "system":
+            yield Piece("system", "", {**message, "content": ""})
             for line in text.splitlines():
-                yield (("value", exchange.thread, turn, line) if line in changing else ("line", line)), line
+                key = ("value", exchange.thread, turn, line) if line in changing else ("line", line)
+                yield Piece(key, f"{line}\n")
             continue
         for block in blocks(text):
-            yield ("item", block), block
+            yield Piece(("item", block), block)
             text = text.replace(block, "")
-        calls = "".join(call["function"]["arguments"] for call in message.get("tool_calls") or ())
-        yield (exchange.thread, message["role"], text, calls), text.strip() + calls
+        calls = message.get("tool_calls") or ()
+        said = "".join(call["function"]["arguments"] for call in calls)
+        bare = [{**call, "function": {**call["function"], "arguments": ""}} for call in calls]
+        frame = {**message, "content": "", **({"tool_calls": bare} if bare else {})}
+        yield Piece((exchange.thread, message["role"], text, said), text.strip() + said, frame)
