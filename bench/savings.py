@@ -32,9 +32,11 @@ from rich.table import Table
 
 from engine import Engine
 from peer import Peer, Recorder
-from traffic import MODEL, Exchange, Workload, pieces, volatile, workloads
+from traffic import MODEL, Exchange, Workload, fewer, pieces, volatile, workloads
 
 MEMORY_BYTES = 512_000_000
+ENGINE_CONVERSATIONS = 12
+"""Of a workload, with a real engine."""
 RESERVE = 1_000
 """Of a workload's budget; tokens."""
 
@@ -332,6 +334,8 @@ def main() -> None:
     recorder = Recorder(args.listen) if peers else None
     lines: list[Line] = []
     console = Console()
+    if args.engine:
+        chosen = [fewer(load, ENGINE_CONVERSATIONS) for load in chosen]
     for load in track(chosen, description="workloads", console=console):
         for rules in (VLLM,) if args.engine else (OPENAI, VLLM):
             strategies: list[Strategy] = [

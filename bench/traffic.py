@@ -6,6 +6,7 @@ measured on the same words.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,6 +126,13 @@ def workloads(seed: int, traces: Path | None) -> Iterator[Workload]:
         _retrieval_anonymous, _tools, _long_runs, _windowed, _forks, _shared_documents,
     ):  # fmt: skip
         yield make(random.Random(f"{seed} {make.__name__}"), traces)
+
+
+def fewer(workload: Workload, most: int) -> Workload:
+    """Return a workload of its first conversations only."""
+    threads = {*list(dict.fromkeys(exchange.thread for exchange in workload.exchanges))[:most]}
+    kept = tuple(exchange for exchange in workload.exchanges if exchange.thread in threads)
+    return dataclasses.replace(workload, exchanges=kept)
 
 
 def _conversations(rng: random.Random, traces: Path | None, count: int) -> Iterator[tuple[str, Chat]]:

@@ -215,7 +215,7 @@ class Settings(BaseSettings):
     )
     anonymous_library: bool = Field(
         default=True,
-        description="Put what anonymous clients take out and send again back where it stood, and for new conversations into L2.",
+        description="Put back what anonymous clients take out and send again; in new conversations, into L2.",
     )
     windowed: bool = Field(
         default=False,

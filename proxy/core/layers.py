@@ -23,11 +23,12 @@ NO_LIBRARY = Library()
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Put `text` in the place of `start:end` of a message's text."""
+    """Put `text` in the place of `start:end` of a message's text, spelled in JSON as it was, where that is known."""
 
     start: int
     end: int
     text: str
+    spelled: bytes = b""
 
 
 Replaced = tuple[tuple[Text, tuple[Replacement, ...]], ...]
@@ -72,11 +73,15 @@ NO_VALUES = Values()
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A message to be arranged: the client's own, or in another form (`raw`). What is `fixed` stands as it is."""
+    """A message to be arranged: the client's own, or in another form (`raw`). What is `fixed` stands as it is.
+
+    Where there are `spelled` items, by their content's digest, its blocks only stand in for them.
+    """
 
     message: Message
     raw: bytes | None = None
     fixed: bool = False
+    spelled: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +214,7 @@ def arrange(
         doubted = lasting and not slot.message.freezes
         before = dict(standing.newest) if doubted else {}
         texts = () if slot.fixed else slot.message.texts
-        replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing)))
+        replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing, slot.spelled)))
         if doubted:
             standing.doubt(slot.message, before)
         takes = _takes(slot.message)
@@ -293,15 +298,19 @@ def _bring(context: Sequence[Item], standing: _Standing, *, pack: bool) -> str:
     return SEPARATOR.join(blocks)
 
 
-def _replace(text: Text, standing: _Standing) -> tuple[Replacement, ...]:
+def _replace(text: Text, standing: _Standing, spelled: Mapping[bytes, bytes]) -> tuple[Replacement, ...]:
     """Find the runs of neighbouring blocks that all stand earlier; what is new stands from here on."""
     runs: list[tuple[int, int, list[tuple[str, bool]]]] = []
+    whole: list[Replacement] = []
     open_run = False
     for block in text.blocks:
         if block.item is None or not standing.holds(block.item):
             open_run = False
             if block.item:
                 standing.place(block.item)
+            if block.item and spelled:
+                item = block.item
+                whole.append(Replacement(block.start, block.end, item.content, spelled[item.sha256]))
             continue
         if open_run and not text.value[runs[-1][1] : block.start].strip():
             start, _, named = runs.pop()
@@ -309,9 +318,10 @@ def _replace(text: Text, standing: _Standing) -> tuple[Replacement, ...]:
             start, named = block.start, []
         runs.append((start, block.end, [*named, standing.refer(block.item)]))
         open_run = True
-    return tuple(
+    references = [
         Replacement(start, end, _alone(text.value, start, end, _reference(named))) for start, end, named in runs
-    )
+    ]
+    return tuple(sorted([*references, *whole], key=lambda run: run.start) if whole else references)
 
 
 def _alone(text: str, start: int, end: int, reference: str) -> str:

@@ -216,6 +216,8 @@ def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool 
 
 def context(request: Request, shelf: Recurring, key: bytes) -> list[Item]:
     """Return an anonymous request's own context in the order it is brought in: first what stands already."""
+    if not request.hints.context:
+        return []
     noted = {each for recipe in shelf.log for pieces in recipe.texts for each in pieces}
     held = {item.key for message in request.messages for item in items(message)}
 

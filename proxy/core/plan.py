@@ -19,7 +19,7 @@ from proxy.core import (
     lineage,
     measure,
     recipe,
-    render,
+    remake,
     template,
     tools,
     values,
@@ -49,7 +49,7 @@ Mode = Literal["layered", "observe"]
 Promotion = Literal["deferred", "eager"]
 _PLAIN = Current(AS_SENT, (), "")
 NO_SHELF = Recurring()
-NO_FORMS: Mapping[int, bytes] = {}
+NO_FORMS: Mapping[int, Slot] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def make(
             goes_on = stood is not None and (again or sent.looping)
             log = recipe.log(request, shelf.log, library.context(request, shelf, known.key), known.key, goes_on=goes_on)
             shelf = dataclasses.replace(shelf, log=log.recipes)
-            own = _own(job, shelf.library, sent=True, forms=render.put_back(request, log))
+            own = _own(job, shelf.library, sent=True, forms=remake.slots(request, log))
         made = _plan(job, _fitted(job, own))
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
@@ -223,12 +223,10 @@ def _own(
     *,
     lasting: bool = False,
     sent: bool = False,
-    forms: Mapping[int, bytes] = NO_FORMS,
+    forms: Mapping[int, Slot] = NO_FORMS,
 ) -> Arrange:
     """Arrange the client's own messages, some in other `forms`. Where L2 was `sent` in them, items go with turns."""
-    slots = [Slot(message) for message in job.request.messages]
-    for index, raw in forms.items():
-        slots[index] = Slot(job.look(raw), raw)
+    slots = [forms.get(index) or Slot(message) for index, message in enumerate(job.request.messages)]
     told = _told(job, {})
 
     def arrange(cut: Cut) -> Draft:
@@ -345,6 +343,7 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
             if message.media
         )
         + sum(len(raw) for raw in draft.forms.values())
+        + sum(len(run.spelled) for change in draft.changes.values() for _, runs in change.replaced for run in runs)
         + sum(len(item.content.encode()) + 200 for item in draft.library.items)
         + 400 * len(job.current.slots)
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from proxy.core.items import Block, Item
+from proxy.core.items import Item
 from proxy.core.lineage import Place
 from proxy.core.message import Text, texts
 from proxy.core.request import Request
@@ -50,27 +50,26 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Where an item stands in a request: in a message's text, or (None) in `strata.context`."""
+    """Where an item stands in a request: which message, which of its texts, from where to where."""
 
     item: Item
-    index: int = -1
-    text: Text | None = None
-    block: Block | None = None
+    index: int
+    text: Text
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
     """The turns of an anonymous lineage that can be put back, the newest among them, as `recipes`.
 
-    `again` says which earlier messages of this request stand in another form, and `held` where their items are.
+    `again` says which earlier messages of this request stand in another form, and `held` where their items are; what
+    `strata.context` brings stands in no message.
     """
 
     recipes: tuple[Recipe, ...] = ()
     again: Mapping[int, Recipe] = field(default_factory=dict)
-    held: Mapping[bytes, Here] = field(default_factory=dict)
-
-
-NO_LOG = Log()
+    held: Mapping[bytes, Here | Item] = field(default_factory=dict)
 
 
 def digest(item: Item, key: bytes) -> bytes:
@@ -87,6 +86,8 @@ def log(request: Request, before: Sequence[Recipe], context: Sequence[Item], key
     own = None if goes_on else _newest(request, context, key)
     if own is not None:
         recipes = (*recipes, own) if len(recipes) < _MOST_TURNS else (own,)
+    if not before:
+        return Log(recipes)
     at = {recipe.place: recipe for recipe in recipes}
     again = {
         turn.start: at[request.places[turn.start]]
@@ -101,12 +102,14 @@ def _bare(request: Request, index: int) -> bool:
     return message.role == "user" and message.freezes and not message.texts
 
 
-def _held(request: Request, key: bytes) -> dict[bytes, Here]:
-    found = {digest(item, key): Here(item) for item in request.hints.context}
+def _held(request: Request, key: bytes) -> dict[bytes, Here | Item]:
+    found: dict[bytes, Here | Item] = {digest(item, key): item for item in request.hints.context}
     for index in range(request.parts.leading, len(request.messages)):
         for text in request.messages[index].texts if request.messages[index].role == "user" else ():
             found |= {
-                digest(block.item, key): Here(block.item, index, text, block) for block in text.blocks if block.item
+                digest(block.item, key): Here(block.item, index, text, block.start, block.end)
+                for block in text.blocks
+                if block.item
             }
     return found
 

@@ -6,15 +6,14 @@ Everything outside a change is spliced from the client's own body, spelling and 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 
 import orjson
 
 from proxy.core.body import Edit, add, elements, remove, splice, split
 from proxy.core.items import Block
 from proxy.core.layers import SEPARATOR, Change, Draft
-from proxy.core.message import Message, Text, texts
-from proxy.core.recipe import Here, Log, Piece, Recipe, Words
+from proxy.core.message import Message, Text
 from proxy.core.request import OWN, Request
 
 _ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.")
@@ -82,76 +81,6 @@ def _without(text: str, blocks: Sequence[Block]) -> str:
     return kept + rest if rest else kept.rstrip()
 
 
-def put_back(request: Request, log: Log) -> dict[int, bytes]:
-    """Return messages with the items they once held, by index; what is nowhere in this request is left out.
-
-    A message that holds other words than it did, or is of another form, stands as it came.
-    """
-    spelled: dict[bytes, bytes] = {}
-    found: dict[int, bytes] = {}
-    for index, recipe in log.again.items():
-        for piece in (piece for pieces in recipe.texts for piece in pieces if isinstance(piece, bytes)):
-            if piece in log.held and piece not in spelled:
-                spelled[piece] = _spelled(request, log.held[piece])
-        raw = _made(request.raw(index), recipe, spelled)
-        if raw is not None:
-            found[index] = raw
-    return found
-
-
-def _spelled(request: Request, here: Here) -> bytes:
-    """Return an item as the client spells it, without quotes."""
-    if here.text is None or here.block is None:
-        return _quoted(here.item.content)
-    text, block = request.raw(here.index)[here.text.start : here.text.end].decode(), here.block
-    edges = _offsets(text, (block.start, block.end))
-    return text[edges[block.start] : edges[block.end]].encode()
-
-
-def _made(raw: bytes, recipe: Recipe, spelled: Mapping[bytes, bytes]) -> bytes | None:
-    form, found, media = texts(raw)
-    if len(found) != 1 or media or (form == "string" and len(recipe.texts) > 1):
-        return None
-    start, end, value = found[0]
-    words = [(word.start(), word.end()) for word in re.finditer(r"\S+", value)]
-    if len(words) != sum(each.many for pieces in recipe.texts for each in pieces if isinstance(each, Words)):
-        return None
-    text = raw[start:end].decode()
-    edges = _offsets(text, [edge for word in words for edge in word])
-    own = [(edges[first], edges[last]) for first, last in words]
-    made = [_pieced(pieces, spelled, text, own) for pieces in recipe.texts]
-    at = recipe.worded
-    edits = [Edit(start + 1, end - 1, made[at])]
-    if len(made) > 1:
-        content = split(raw)["content"]
-        ((first, last),) = elements(raw, content.value, content.end)
-        edits.append(Edit(first, first, b"".join(_TEXT % each + b"," for each in made[:at] if each)))
-        edits.append(Edit(last, last, b"".join(b"," + _TEXT % each for each in made[at + 1 :] if each)))
-    return splice(raw, sorted(edits, key=lambda edit: edit.start))
-
-
-def _pieced(
-    pieces: Sequence[Piece], spelled: Mapping[bytes, bytes], text: str, own: Sequence[tuple[int, int]]
-) -> bytes:
-    """Put a text together again; of an item that is not there, the space behind it goes as well."""
-    made, at, gone = b"", 0, False
-    for piece in pieces:
-        if isinstance(piece, bytes):
-            gone = piece not in spelled
-            made += spelled.get(piece, b"")
-            continue
-        made += b"" if gone else _quoted(piece.before)
-        gone = gone and not piece.many
-        if piece.many:
-            made += text[own[at][0] : own[at + piece.many - 1][1]].encode()
-            at += piece.many
-        made += _quoted(piece.behind)
-    return made
-
-
-_TEXT = b'{"type":"text","text":"%b"}'
-
-
 def message(raw: bytes, change: Change) -> bytes:
     """Return one message with its change made."""
     content = split(raw)["content"]
@@ -162,15 +91,15 @@ def message(raw: bytes, change: Change) -> bytes:
         start, end = content.value + 1, content.end - 1
         empty = start >= end
         gap = "" if empty else SEPARATOR
-        before = _quoted(change.before + gap) if change.before else b""
-        behind = _quoted(gap + change.behind) if change.behind else b""
+        before = quoted(change.before + gap) if change.before else b""
+        behind = quoted(gap + change.behind) if change.behind else b""
         return splice(raw, [Edit(start, start, before), Edit(end, end, behind)])
     parts = elements(raw, content.value, content.end)
     if change.before:
-        edits.append(Edit(content.value + 1, content.value + 1, _part(change.before + SEPARATOR) + b"," * bool(parts)))
+        edits.append(Edit(content.value + 1, content.value + 1, part(change.before + SEPARATOR) + b"," * bool(parts)))
     if change.behind:
         at = parts[-1][1] if parts else content.value + 1
-        edits.append(Edit(at, at, b"," * bool(parts) + _part(SEPARATOR + change.behind)))
+        edits.append(Edit(at, at, b"," * bool(parts) + part(SEPARATOR + change.behind)))
     return splice(raw, edits)
 
 
@@ -178,15 +107,15 @@ def _replaced(raw: bytes, text: Text, change: Change) -> bytes:
     """Return the JSON string with runs replaced; outside of them its own spelling stands."""
     runs = next(runs for changed, runs in change.replaced if changed is text)
     spelled = raw[text.start : text.end].decode()
-    edges = _offsets(spelled, [edge for run in runs for edge in (run.start, run.end)])
+    edges = offsets(spelled, [edge for run in runs for edge in (run.start, run.end)])
     pieces, at = [], 0
     for run in runs:
-        pieces += [spelled[at : edges[run.start]], _quoted(run.text).decode()]
+        pieces += [spelled[at : edges[run.start]], (run.spelled or quoted(run.text)).decode()]
         at = edges[run.end]
     return "".join([*pieces, spelled[at:]]).encode()
 
 
-def _offsets(spelled: str, characters: Sequence[int]) -> dict[int, int]:
+def offsets(spelled: str, characters: Sequence[int]) -> dict[int, int]:
     """Find where characters of a string stand in its JSON spelling, quote included."""
     offsets: dict[int, int] = {}
     done, shift = 0, 1
@@ -199,11 +128,11 @@ def _offsets(spelled: str, characters: Sequence[int]) -> dict[int, int]:
     return offsets
 
 
-def _quoted(text: str) -> bytes:
+def quoted(text: str) -> bytes:
     return orjson.dumps(text)[1:-1]
 
 
-def _part(text: str) -> bytes:
+def part(text: str) -> bytes:
     return b'{"type":"text","text":' + orjson.dumps(text) + b"}"
 
 
