@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import orjson
 
+_JSON = {"content-type": "application/json"}
+
 
 class Engine:
     """An OpenAI-compatible server that reports cached tokens, reached one request at a time.
@@ -33,7 +35,7 @@ class Engine:
         body |= {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1, "temperature": 0}
         usage: dict[str, Any] = {}
         began, first_event = time.perf_counter(), 0.0
-        with self._client.stream("POST", self._url, content=orjson.dumps(body)) as answer:
+        with self._client.stream("POST", self._url, content=orjson.dumps(body), headers=_JSON) as answer:
             if answer.is_error:
                 answer.read()
                 answer.raise_for_status()

@@ -122,8 +122,8 @@ def _fixed(text: str) -> Callable[[int], str]:
 def workloads(seed: int, traces: Path | None) -> Iterator[Workload]:
     """Return every workload, each with a generator of its own."""
     for make in (
-        _agents, _agents_with_clock, _name_and_memory, _notes_named, _notes_anonymous, _repeated, _retrieval_named,
-        _retrieval_anonymous, _tools, _long_runs, _windowed, _forks, _shared_documents,
+        _agents, _agents_with_clock, _name_and_memory, _notes_named, _notes_anonymous, _active, _repeated,
+        _retrieval_named, _retrieval_anonymous, _tools, _long_runs, _windowed, _forks, _shared_documents,
     ):  # fmt: skip
         yield make(random.Random(f"{seed} {make.__name__}"), traces)
 
@@ -220,6 +220,17 @@ def _notes_named(rng: random.Random, _: Path | None) -> Workload:
 def _notes_anonymous(rng: random.Random, _: Path | None) -> Workload:
     threads = _note_chats(rng, named=False)
     return Workload(title="note chat, strips and re-attaches (anonymous)", breaks=True, exchanges=timed(threads))
+
+
+def _active(rng: random.Random, _: Path | None) -> Workload:
+    policy, threads = prose(rng, 80), []
+    for number in range(8):
+        notes = [note(f"folder/{number}-{each}.md", prose(rng, 45)) for each in range(3)]
+        drafts = [f"<active_note>\n<path>{number}.md</path>\n{prose(rng, 20)}\n</active_note>" for _ in range(4)]
+        client = _Client(rng, f"active-{number}", named=False, system=_fixed(policy))
+        threads.append([client.ask([*notes[: 1 + turn // 3], drafts[turn // 3]], keeps=False) for turn in range(10)])
+    title = "notes and one that is being written (anonymous)"
+    return Workload(title=title, breaks=True, exchanges=timed(threads))
 
 
 def _repeated(rng: random.Random, _: Path | None) -> Workload:

@@ -83,6 +83,11 @@ class Call:
         return (self.forwarded or now) - self.started
 
     @property
+    def logs(self) -> bool:
+        """Whether it is an anonymous request whose turn can be put back, once it is known how it was answered."""
+        return self.place is not None and self.plan is not None and bool(self.plan.recurring.log)
+
+    @property
     def over_quota(self) -> tuple[Kind, ...]:
         """The quotas this request is over, where it was let through all the same."""
         verdict = self.reservation.verdict if self.reservation else None

@@ -19,6 +19,7 @@ from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
 from proxy.core.reply import of_answer
 from proxy.core.request import Request, read
+from proxy.core.template import Lesson
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry
@@ -79,6 +80,7 @@ class Offline:
         parts = request.parts
         places = [_placed(name, place) for place in request.places]
         earlier = lineage.earlier(request.messages, parts, places)
+        answers = self._answers(request, earlier) if name is None else ()
         made = plan.make(
             request,
             recalled,
@@ -93,7 +95,8 @@ class Offline:
             known=known(
                 earlier,
                 places[-1] if places else b"",
-                self._store.book.learned(_OWNER, (*earlier, *places[-1:])),
+                self._store.book.learned(_OWNER, (*answers, *earlier, *places[-1:])),
+                answers=answers,
                 key=_OWNER.encode(),
                 lines=self._analyst.lines(request.messages[: parts.leading], _OWNER.encode()),
             ),
@@ -113,6 +116,10 @@ class Offline:
             self._store.note_learned(_OWNER, places[-1], made.standing, made.lesson(at))
         if made.order:
             self._store.put_order(_OWNER, made.order)
+        if name is None and made.recurring.log and reply is not None:
+            for said in of_answer(_whole(reply)):
+                place = _placed(None, lineage.after(request.places[-1], said))
+                self._store.note_learned(_OWNER, place, made.standing, Lesson(at))
         if name is None or not made.places:
             return
         entries = log_entries(request, made, at=at)
@@ -122,13 +129,23 @@ class Offline:
         if newest is None:
             return
         if reply is not None:
-            answer = orjson.dumps({"choices": [{"index": 0, "message": reply}]})
-            self._store.answer(name, newest, of_answer(answer))
+            self._store.answer(name, newest, of_answer(_whole(reply)))
         else:
             waiting = self._waiting.setdefault(name, {})
             waiting[newest.place] = newest
             _shorten(waiting, _MOST_TURNS)
             _shorten(self._waiting, _MOST_WAITING)
+
+    def _answers(self, request: Request, earlier: Sequence[Place]) -> Sequence[Place]:
+        """Return the place of the latest answer; where nobody told it before, the request that goes on from it does."""
+        found = lineage.answer(request.messages, request.parts, request.places)
+        if not found:
+            return ()
+        place = _placed(None, found)
+        known = self._store.book.learned(_OWNER, (place, *earlier[:1])).standing
+        if place not in known and earlier:
+            self._store.book.put(place, known.get(earlier[0], ()))
+        return (place,)
 
     def _hear(self, name: str, request: Request) -> None:
         """Learn from a request how those before it were answered."""
@@ -145,6 +162,10 @@ class Offline:
 
     def _weigh(self, raw: bytes) -> int:
         return self._scale.message(raw, hashlib.sha256(raw).digest())
+
+
+def _whole(reply: object) -> bytes:
+    return orjson.dumps({"choices": [{"index": 0, "message": reply}]})
 
 
 def _shorten(waiting: dict[Any, Any], most: int) -> None:

@@ -26,7 +26,7 @@ from proxy.core.prefix import Ledger
 from proxy.core.price import Amount, Price, cost
 from proxy.core.quota import nanos
 from proxy.core.request import Request, read
-from proxy.core.template import NOTHING_KNOWN, Known
+from proxy.core.template import NOTHING_KNOWN, Known, Lesson
 from proxy.core.tools import Toolset
 from proxy.downstream import JSON, ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
@@ -271,8 +271,10 @@ class Pipeline:
             return NOTHING_KNOWN
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         here = call.place = self._place(call, places[-1])
-        learned = await self._store.learned(self._partition(call), earlier, here)
-        return known(earlier, here, learned, key=key, lines=lines)
+        answered = lineage.answer(request.messages, parts, places)
+        answers = [self._place(call, answered)] if answered and call.name is None else []
+        learned = await self._store.learned(self._partition(call), (*answers, *earlier), here)
+        return known(earlier, here, learned, answers=answers, key=key, lines=lines)
 
     def _place(self, call: Call, place: Place) -> Place:
         name = call.name
@@ -307,6 +309,7 @@ class Pipeline:
 
         call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
         heavy = call.unseen_bytes > INLINE_BYTES or len(request.member("tools")) > LONG_BYTES
+        heavy = heavy or (len(request.body) > LONG_BYTES and any(stood.log for stood in known.standing))
         try:
             call.plan = await asyncio.to_thread(work) if heavy else work()
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -403,6 +406,10 @@ class Pipeline:
         if call.conversation is not None and call.entry is not None and replies:
             ttl = call.tenant.ttl_seconds
             self._beside(self._store.answered(call.conversation, call.entry, replies, ttl_seconds=ttl))
+        if call.logs and call.plan is not None and call.request is not None:
+            for said in replies:
+                place = self._place(call, lineage.after(call.request.places[-1], said))
+                self._beside(self._store.learn(self._partition(call), place, call.plan.standing, Lesson(call.at)))
 
     # record
 
@@ -530,13 +537,27 @@ def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     }
 
 
-def known(earlier: Sequence[Place], here: Place, learned: Learned, *, key: bytes, lines: tuple[Line, ...]) -> Known:
-    """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few."""
-    stood = next((learned.standing[place] for place in earlier if place in learned.standing), ())
+def known(
+    earlier: Sequence[Place],
+    here: Place,
+    learned: Learned,
+    *,
+    answers: Sequence[Place] = (),
+    key: bytes,
+    lines: tuple[Line, ...],
+) -> Known:
+    """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few.
+
+    Those that were given the very answer come first: `answers` is its place, where the request holds one.
+    """
+    told = next((learned.standing[place] for place in answers if place in learned.standing), ())
+    answered = 0 < len(told) <= MOST_STANDING
+    stood = told if answered else next((learned.standing[place] for place in earlier if place in learned.standing), ())
     return Known(
         key=key,
         lines=lines,
         standing=stood if len(stood) <= MOST_STANDING else (),
+        answered=answered,
         again=learned.standing.get(here, ()),
         templates=learned.templates,
         recurring=learned.recurring,

@@ -61,11 +61,15 @@ AS_SENT = L1()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """The current values as they are told: which slots, and the text, in L3 or (`last`) at the prompt's very end."""
+    """The current values as they are told: which slots, and the text, in L3 or (`last`) at the prompt's very end.
+
+    There it has the `role` that L1 has: some models take `developer` only.
+    """
 
     told: tuple[tuple[int, str], ...] = ()
     text: str = ""
     last: str = ""
+    role: str = "system"
 
 
 NO_VALUES = Values()
@@ -128,6 +132,7 @@ class _Standing:
     tags: dict[str, set[str]] = field(default_factory=dict)
     unnamed: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
+    whole: set[bytes] = field(default_factory=set)
     referenced: list[Item] = field(default_factory=list)
 
     def place(self, item: Item, *, in_library: bool = False) -> None:
@@ -135,6 +140,7 @@ class _Standing:
             # It does not stand: its outline does.
             self.newest[item.key] = (b"", False)
             return
+        self.whole.add(item.sha256)
         if not item.named:
             self.unnamed.setdefault((item.tag, item.label), set()).add(item.sha256)
         in_library = in_library or self.newest.get(item.key) == (item.sha256, True)
@@ -306,11 +312,13 @@ def _replace(text: Text, standing: _Standing, spelled: Mapping[bytes, bytes]) ->
     for block in text.blocks:
         if block.item is None or not standing.holds(block.item):
             open_run = False
+            if block.item and spelled:
+                # What stood whole and cannot be referred to stands once: the newest turn has it again anyway.
+                once = block.item.sha256 not in standing.whole
+                text_of = (block.item.content, spelled[block.item.sha256]) if once else ("", b"")
+                whole.append(Replacement(block.start, block.end, *text_of))
             if block.item:
                 standing.place(block.item)
-            if block.item and spelled:
-                item = block.item
-                whole.append(Replacement(block.start, block.end, item.content, spelled[item.sha256]))
             continue
         if open_run and not text.value[runs[-1][1] : block.start].strip():
             start, _, named = runs.pop()

@@ -98,6 +98,8 @@ def in_use(standing: Iterable[Item], history: Iterable[Message], arriving: Itera
 
 _RESTLESS = -2
 _MOST_CALM = 100
+_SOME = 1 / 2
+"""Of the items of a turn: an active note changes, an attachment is taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def sent(request: Request, key: bytes) -> Sent:
     return Sent(
         kept=_by_digest(within(leading, newest.start), key, l1),
         brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
-        looping=newest.end - newest.start > 1,
+        looping=any(message.role in {"tool", "function"} for message in messages[newest.start : newest.end]),
         sizes=[(request.places[at], messages[at].size_bytes) for at in range(leading, newest.start)],
     )
 
@@ -182,7 +184,8 @@ def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool 
     A lineage that begins has on its shelf what clients of this tenant are known to send again, and keeps it while it is
     anywhere in the request. Earlier turns are put back as they stood where the client, which has taken items out of its
     history, sends all of them again: if these, over as many turns as that has gone on, weigh more than what would be
-    read again when it ends. A client that sends only some again must send all again more often before it is believed.
+    read again when it ends, and if it was this lineage that was given the answer which the request holds. A client that
+    sends only some again must send all again more often before it is believed.
     The same request `again` stands as it stood, and so does a turn while it goes on. Where `frozen`, no shelf begins.
     """
     held, came, calm = found.held, stood.brought if stood else (), 0
@@ -195,14 +198,15 @@ def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool 
     else:
         shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
         if again or found.looping:
-            return Recurring(
-                Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, stood.log, stood.calm
-            )
-        before = (*stood.shelf, *came)
-        calm = min(stood.calm + 1, _MOST_CALM) if all(map(held.__contains__, before)) else _RESTLESS
-        calm = calm if before else 0
+            log = stood.log if again or known.answered else ()
+            return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, log, stood.calm)
+        calm = _calm(stood, held)
         stripped = [digest for digest in free if digest in came] if calm > 0 else []
-        if stripped and _pays(found, stood.log, calm * sum(len(held[each].content) for each in stripped)):
+        if (
+            stripped
+            and known.answered
+            and _pays(found, stood.log, calm * sum(len(held[each].content) for each in stripped))
+        ):
             log = stood.log
     return Recurring(
         library=Library(tuple(held[digest] for digest in shelf)),
@@ -212,6 +216,19 @@ def recurring(found: Sent, stood: Standing | None, known: Known, *, again: bool 
         calm=calm,
         learned=tuple(digest for digest in stripped if digest not in known.recurring),
     )
+
+
+def _calm(stood: Standing, held: Container[bytes]) -> int:
+    """Say in how many requests on end all items came again. Where they did, some may go; where most do, it is none."""
+    before = {*stood.shelf, *stood.brought}
+    gone = sum(digest not in held for digest in before)
+    if not before:
+        return 0
+    if not gone:
+        return min(stood.calm + 1, _MOST_CALM)
+    if stood.calm < 1:
+        return _RESTLESS
+    return stood.calm if gone <= len(before) * _SOME else 0
 
 
 def context(request: Request, shelf: Recurring, key: bytes) -> list[Item]:

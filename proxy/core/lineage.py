@@ -95,14 +95,22 @@ def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
     places, said = [], b""
     for index, message in enumerate(messages):
         if index >= shape.leading:
-            said = after(said, message)
+            said = after(said, message.said)
         places.append(said)
     return tuple(places)
 
 
-def after(place: Place, message: Message) -> Place:
-    """Return the place of a message behind this one; `b""` is where a conversation begins."""
-    return hashlib.blake2b(place + message.said, digest_size=16).digest()
+def after(place: Place, said: bytes) -> Place:
+    """Return the place of what was said behind this one; `b""` is where a conversation begins."""
+    return hashlib.blake2b(place + said, digest_size=16).digest()
+
+
+def answer(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> Place:
+    """Return the place of the latest answer a request holds; empty where there is none. A partial one is none yet."""
+    asked = (at for at in reversed(range(shape.leading, len(messages))) if messages[at].role != "assistant")
+    last = next(asked, shape.leading)
+    said = (at for at in reversed(range(shape.leading, last)) if messages[at].role == "assistant")
+    return next((places[at] for at in said), b"")
 
 
 def earlier(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> tuple[Place, ...]:

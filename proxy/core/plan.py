@@ -171,14 +171,12 @@ def make(
     )  # fmt: skip
     shelf = NO_SHELF
     if not named or not parts.turns:
-        own = _own(job)
         if policy.anonymous_library and not named:
             shelf = library.recurring(sent, stood, known, again=again, frozen=_signed(job))
-            goes_on = stood is not None and (again or sent.looping)
-            log = recipe.log(request, shelf.log, library.context(request, shelf, known.key), known.key, goes_on=goes_on)
-            shelf = dataclasses.replace(shelf, log=log.recipes)
-            own = _own(job, shelf.library, sent=True, forms=remake.slots(request, log))
-        made = _plan(job, _fitted(job, own))
+            fitted, shelf = _anonymous(job, shelf, known.key, goes_on=again or sent.looping)
+        else:
+            fitted = _fitted(job, _own(job))
+        made = _plan(job, fitted)
     elif policy.promotion == "eager":
         made = _eager(job, recalled)
     else:
@@ -208,11 +206,13 @@ def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | 
     current, newest = job.current, job.parts.newest
     before = standing or {}
     last = job.request.messages[-1].role if job.policy.profile.system_last else ""
+    role = job.request.messages[job.parts.leading - 1].role if job.parts.leading else "system"
     if not job.replays and last in {"user", "tool", "function"}:
-        return Values(last=current.frame(current.told({})))
+        return Values(last=current.frame(current.told({})), role=role)
     if newest.end - newest.start > 1 and last in {"tool", "function"}:
         first = tuple(at_start.items())
-        return Values(told=first, text=current.frame(first), last=current.frame(current.told({**before, **at_start})))
+        changed = current.frame(current.told({**before, **at_start}))
+        return Values(told=first, text=current.frame(first), last=changed, role=role)
     told = current.told(before)
     return Values(told=told, text=current.frame(told))
 
@@ -245,6 +245,18 @@ def _own(
         )
 
     return arrange
+
+
+def _anonymous(job: _Job, shelf: Recurring, key: bytes, *, goes_on: bool) -> tuple[Fitted, Recurring]:
+    """Put turns back as they stood, if all fits then; else the log begins anew with this turn."""
+    context = library.context(job.request, shelf, key)
+    log = recipe.log(job.request, shelf.log, context, key, goes_on=goes_on and bool(shelf.log))
+    slots = remake.slots(job.request, log)
+    fitted = _fitted(job, _own(job, shelf.library, sent=True, forms=slots))
+    if slots and fitted.actions:
+        log = recipe.log(job.request, (), context, key, goes_on=False)
+        fitted = _fitted(job, _own(job, shelf.library, sent=True))
+    return fitted, dataclasses.replace(shelf, log=log.recipes)
 
 
 def _eager(job: _Job, recalled: Recalled) -> Plan:

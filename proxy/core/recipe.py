@@ -20,8 +20,14 @@ from proxy.core.lineage import Place
 from proxy.core.message import Text, texts
 from proxy.core.request import Request
 
+_MOST_PIECES = 128
+"""Of one message: what holds more is its client's to spell."""
+_MOST_IN_ALL = 2_048
+"""Pieces of a log: then it begins anew."""
 _MOST_TURNS = 64
 _MOST_SPACE = 64
+_LEFT_OUT = b""
+"""An item that no line could refer to: it would stand again in each turn."""
 
 
 class Words(NamedTuple):
@@ -37,7 +43,7 @@ Piece = bytes | Words
 
 
 class Recipe(NamedTuple):
-    """A user message, by its place: each of its texts in pieces. Only one of the texts holds words."""
+    """A user message, by its place (keyed): each of its texts in pieces. Only one of the texts holds words."""
 
     place: Place
     texts: tuple[tuple[Piece, ...], ...]
@@ -85,16 +91,23 @@ def log(request: Request, before: Sequence[Recipe], context: Sequence[Item], key
     recipes = tuple(before)
     own = None if goes_on else _newest(request, context, key)
     if own is not None:
-        recipes = (*recipes, own) if len(recipes) < _MOST_TURNS else (own,)
+        recipes = (*recipes, own)
+    if len(recipes) > _MOST_TURNS or sum(len(pieces) for each in recipes for pieces in each.texts) > _MOST_IN_ALL:
+        recipes, before = recipes[-1:], ()
     if not before:
         return Log(recipes)
-    at = {recipe.place: recipe for recipe in recipes}
+    at = {recipe.place: recipe for recipe in before}
     again = {
-        turn.start: at[request.places[turn.start]]
+        turn.start: at[place]
         for turn in request.parts.turns[:-1]
-        if request.places[turn.start] in at and _bare(request, turn.start)
+        if _bare(request, turn.start) and (place := keyed(request.places[turn.start], key)) in at
     }
     return Log(recipes, again, _held(request, key) if again else {})
+
+
+def keyed(place: Place, key: bytes) -> Place:
+    """Digest a place, so that nobody without the key can guess what was said there."""
+    return hashlib.blake2b(place, digest_size=8, key=key).digest()
 
 
 def _bare(request: Request, index: int) -> bool:
@@ -125,24 +138,53 @@ def _newest(request: Request, context: Sequence[Item], key: bytes) -> Recipe | N
     found = message.texts or tuple(Text(at, end, value, ()) for at, end, value in texts(request.raw(start))[1])
     if any(block.item is None for text in found for block in text.blocks):
         return None
-    held = [tuple(_pieces(text, key)) for text in found]
-    front: tuple[Piece, ...] = tuple(chain.from_iterable((digest(item, key), Words("\n\n", 0, "")) for item in context))
+    names = _Names(request, key)
+    held = [tuple(_pieces(text, names)) for text in found]
+    front: tuple[Piece, ...] = tuple(chain.from_iterable((names.of(item), Words("\n\n", 0, "")) for item in context))
     if front and message.form == "parts":
         held.insert(0, front)
     elif front:
         held[0] = (*front, *held[0])
-    spaces = [len(each.before) + len(each.behind) for each in chain(*held) if isinstance(each, Words)]
-    if sum(_words(pieces) > 0 for pieces in held) != 1 or max(spaces) > _MOST_SPACE:
+    every = [*chain(*held)]
+    spaces = [len(each.before) + len(each.behind) for each in every if isinstance(each, Words)]
+    if sum(_words(pieces) > 0 for pieces in held) != 1 or max(spaces) > _MOST_SPACE or len(every) > _MOST_PIECES:
         return None
-    return Recipe(request.places[start], tuple(held))
+    if all(each == _LEFT_OUT for each in every if isinstance(each, bytes)):
+        return None
+    return Recipe(keyed(request.places[start], key), tuple(held))
 
 
-def _pieces(text: Text, key: bytes) -> Iterator[Piece]:
+class _Names:
+    """Names items, where a line could refer to them when they come again: not those that are short, that are versions
+    of one another, or that name themselves nowhere and begin alike.
+    """
+
+    def __init__(self, request: Request, key: bytes) -> None:
+        self._key = key
+        self._contents: dict[object, set[bytes]] = {}
+        for item in _all(request):
+            alike = item.key if item.named else (item.tag, item.label)
+            self._contents.setdefault(alike, set()).add(item.sha256)
+
+    def of(self, item: Item) -> bytes:
+        alike = item.key if item.named else (item.tag, item.label)
+        refers = item.referable and item.promotable and len(self._contents[alike]) == 1
+        return digest(item, self._key) if refers else _LEFT_OUT
+
+
+def _all(request: Request) -> Iterator[Item]:
+    yield from request.hints.context
+    for message in request.messages:
+        for text in message.texts if message.role == "user" else ():
+            yield from (block.item for block in text.blocks if block.item)
+
+
+def _pieces(text: Text, names: _Names) -> Iterator[Piece]:
     at = 0
     for block in text.blocks:
         if block.item:
             yield from _between(text.value[at : block.start])
-            yield digest(block.item, key)
+            yield names.of(block.item)
             at = block.end
     yield from _between(text.value[at:])
 

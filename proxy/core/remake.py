@@ -65,10 +65,10 @@ def _made(
     if len(made) > 1:
         content = split(raw)["content"]
         ((first, last),) = elements(raw, content.value, content.end)
-        edits.append(Edit(first, first, b"".join(part(text) + b"," for text, _ in made[:at] if text)))
-        edits.append(Edit(last, last, b"".join(b"," + part(text) for text, _ in made[at + 1 :] if text)))
+        edits.append(Edit(first, first, b"".join(part(text) + b"," for text, _ in made[:at] if text.strip())))
+        edits.append(Edit(last, last, b"".join(b"," + part(text) for text, _ in made[at + 1 :] if text.strip())))
     raw = splice(raw, sorted(edits, key=lambda edit: edit.start))
-    filled = [(text, blocks) for place, (text, blocks) in enumerate(made) if text or place == at]
+    filled = [(text, blocks) for place, (text, blocks) in enumerate(made) if text.strip() or place == at]
     placed = zip(texts(raw)[1], filled, strict=True)
     held_texts = tuple(Text(first, last, text, blocks) for (first, last, _), (text, blocks) in placed)
     return Slot(dataclasses.replace(request.messages[index], texts=held_texts), raw, spelled=spelled)
@@ -78,20 +78,22 @@ def _pieced(
     pieces: Sequence[Piece], held: Mapping[bytes, Here | Item], value: str, words: Sequence[tuple[int, int]]
 ) -> tuple[str, tuple[Block, ...]]:
     """Put a text together again; of an item that is not there, the space behind it goes as well."""
-    made, blocks, at, gone = "", list[Block](), 0, False
+    made, blocks = list[str](), list[Block]()
+    length, at, gone = 0, 0, False
     for piece in pieces:
         if isinstance(piece, bytes):
             gone = piece not in held
             if not gone:
                 here = held[piece]
                 item = here.item if isinstance(here, Here) else here
-                blocks.append(Block(len(made), len(made) + len(_STAND_IN), item))
-                made += _STAND_IN
+                blocks.append(Block(length, length + len(_STAND_IN), item))
+                made.append(_STAND_IN)
+                length += len(_STAND_IN)
             continue
-        made += "" if gone else piece.before
+        said = value[words[at][0] : words[at + piece.many - 1][1]] if piece.many else ""
+        at += piece.many
+        between = ("" if gone else piece.before) + said + piece.behind
         gone = gone and not piece.many
-        if piece.many:
-            made += value[words[at][0] : words[at + piece.many - 1][1]]
-            at += piece.many
-        made += piece.behind
-    return made, tuple(blocks)
+        made.append(between)
+        length += len(between)
+    return "".join(made), tuple(blocks)

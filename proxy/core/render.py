@@ -46,8 +46,8 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
 
 def last(draft: Draft) -> bytes:
     """Return the system message with which the prompt ends; empty where it has none of ours."""
-    text = draft.values.last
-    return b'{"role":"system","content":' + orjson.dumps(text) + b"}" if text else b""
+    values = draft.values
+    return orjson.dumps({"role": values.role, "content": values.last}) if values.last else b""
 
 
 def sent(request: Request, draft: Draft, index: int) -> bytes:

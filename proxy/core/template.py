@@ -113,14 +113,16 @@ class Lesson:
 class Known:
     """What memory holds: how lineages stood that this request may continue, and what the tenant's others taught.
 
-    `key` is the tenant's own, for digests; `lines` are L1's, by it. `again` are lineages in which this very request may
-    have been sent before; `recurring` are the items that clients sent again, in the order they first did; `keys` are
-    orders of keys inside tools, by their digest.
+    `key` is the tenant's own, for digests; `lines` are L1's, by it. Where `answered`, those lineages were given the
+    answer that this request holds: others may have begun with the same words. `again` are lineages in which this very
+    request may have been sent before; `recurring` are the items that clients sent again, in the order they first did;
+    `keys` are orders of keys inside tools, by their digest.
     """
 
     key: bytes
     lines: tuple[Line, ...] = ()
     standing: tuple[Standing, ...] = ()
+    answered: bool = False
     again: tuple[Standing, ...] = ()
     templates: tuple[Template, ...] = ()
     recurring: tuple[bytes, ...] = ()

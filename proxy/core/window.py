@@ -55,7 +55,7 @@ def left_out(
     ends = [turn.end - parts.leading for turn in parts.turns if _answered(messages[turn.start : turn.end])]
     found: list[_Place] = []
     for place, link in links.items():
-        if lineage.after(link.before, window[0]) != place:
+        if lineage.after(link.before, window[0].said) != place:
             continue
         matched = min(_matched(window, place, links), len(window) - 1)
         sure = sum(end <= matched for end in ends) >= LEAST_TURNS
@@ -156,7 +156,7 @@ def _answered(turn: Sequence[Message]) -> bool:
 def _matched(window: Sequence[Message], place: Place, links: Mapping[Place, Link]) -> int:
     """Return how many of the window's messages stand one behind the other from this place on."""
     for count, message in enumerate(window[1:], start=1):
-        place = lineage.after(place, message)
+        place = lineage.after(place, message.said)
         if place not in links:
             return count
     return len(window)
@@ -167,7 +167,7 @@ def _front(place: Place, links: Mapping[Place, Link], look: Look) -> tuple[bytes
     raws: list[bytes] = []
     while place:
         link = links.get(place)
-        if link is None or len(raws) > len(links) or lineage.after(link.before, look(link.raw)) != place:
+        if link is None or len(raws) > len(links) or lineage.after(link.before, look(link.raw).said) != place:
             return None
         raws.append(link.raw)
         place = link.before

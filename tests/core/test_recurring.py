@@ -122,6 +122,7 @@ def test_all_that_is_forwarded_was_sent_in_this_request() -> None:
     for turn in range(3):
         client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md"), note("b.md")))
     sent = client.say(SYSTEM, *stripped(3), asked("q3", note("b.md")))
+    assert sent[1] == asked("q0", note("b.md"))
     assert "a.md" not in str(sent)
     assert str(sent).count(WORDS) == 1
 
@@ -176,16 +177,28 @@ def test_a_turn_that_goes_on_brings_nothing_again() -> None:
 
 
 def test_a_changed_item_is_another_one() -> None:
-    """Where its old version stood nothing can be put back; the log begins anew with this turn."""
+    """Its old version is gone from where it stood; what came again stands where it stood."""
     client = Client()
     for turn in range(3):
         client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md"), note("b.md")))
     notes = [note("a.md"), note("b.md", 2)]
     sent = client.say(SYSTEM, *stripped(3), asked("q3", *notes))
-    assert sent[1:] == [*stripped(3), asked("q3", *notes)]
-    for turn in range(4, 7):
-        sent = client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", *notes))
-    assert sent[1:] == [*stripped(5), asked("q5", *notes), OK, referenced("q6", "a.md", "b.md")]
+    assert sent[1] == asked("q0", note("a.md"))
+    assert sent[-1]["content"].endswith(f"conversation.\n\n{note('b.md', 2)}\n\nq3")
+    again = client.say(SYSTEM, *stripped(4), asked("q4", *notes))
+    assert again == [*sent, OK, referenced("q4", "a.md", "b.md")]
+
+
+def test_where_most_have_changed_the_log_begins_anew() -> None:
+    """With the turn that brings others; the client is still believed to send all again."""
+    client = Client()
+    for turn in range(3):
+        client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", note("a.md"), note("b.md")))
+    notes = [note("a.md", 2), note("b.md", 2)]
+    third = [*stripped(3), asked("q3", *notes)]
+    assert client.say(SYSTEM, *third)[1:] == third
+    sent = client.say(SYSTEM, *stripped(4), asked("q4", *notes))
+    assert sent[1:] == [*third, OK, referenced("q4", "a.md", "b.md")]
 
 
 def test_a_new_conversation_of_the_tenant_begins_with_what_others_sent_again() -> None:
@@ -221,6 +234,17 @@ def test_two_that_begin_with_the_same_words_are_two() -> None:
     for client, name in ((one, "a.md"), (two, "b.md")):
         sent = client.say(SYSTEM, *begun, asked("more", note(name)))
         assert sent[1:] == [asked("Summarize this.", note(name)), OK, referenced("more", name)]
+
+
+def test_another_conversation_that_begins_with_the_same_words_takes_nothing_over() -> None:
+    """What was attached there was not attached here: who was given another answer is somebody else."""
+    one = Client()
+    for first, later in ((note("b.md"), note("c.md")), ("", note("d.md"))):
+        two = Client(store=one.store)
+        one.say(None, asked("Hi", A), answer={"role": "assistant", "content": "Hello, a.md."})
+        two.say(None, asked("Hi", *[first] * bool(first)))
+        messages = [user("Hi"), OK, asked("What of it?", A, later)]
+        assert two.say(None, *messages) == messages
 
 
 def test_a_library_without_a_system_message() -> None:
@@ -264,6 +288,10 @@ ONE, TWO = logged(HERE), logged(HERE, FIRST)
                      id="not too much, as often as it has come"),
         pytest.param(Standing(brought=digests(A), log=logged(FIRST, HERE)), [*LONG, asked("q", A)], (), 1, True,
                      id="what goes on goes on"),
+        pytest.param(Standing(brought=digests(A, B), calm=5, log=TWO), [asked("q", A)], (), 5, True,
+                     id="some may go where all came again"),
+        pytest.param(Standing(brought=digests(A), calm=5, log=TWO), [asked("q", B)], (), 0, False,
+                     id="it begins anew where all have gone"),
         pytest.param(Standing(shelf=digests(A, B)), [asked("q", B)], (), -2, False,
                      id="the library ends where one has gone"),
         pytest.param(Standing(shelf=digests(A, B)), [asked("p", A), OK, asked("q", B)], digests(A, B), 1, False,
@@ -275,7 +303,8 @@ def test_what_stands_again(
     stood: Standing, messages: Messages, shelf: tuple[bytes, ...], calm: int, goes_on: bool
 ) -> None:
     """What stands in L2, whether earlier turns are put back, and how long all has come again."""
-    found = recurring(sent_by(*messages), stood, Known(b"key"), frozen=False)
+    found = recurring(sent_by(*messages), stood, Known(b"key", answered=True), frozen=False)
+    assert recurring(sent_by(*messages), stood, Known(b"key"), frozen=False).log == ()
     assert (found.shelf, found.calm, found.log) == (shelf, calm, stood.log if goes_on else ())
     assert len(found.library.items) == len(shelf)
 
@@ -293,6 +322,80 @@ def test_an_image_is_no_matter() -> None:
     """What may not move is not counted as sent again."""
     image = "<note_context><path>i.md</path>data:image/png;base64," + "A" * 2_000 + "</note_context>"
     assert digests(image) == ()
+
+
+SMALL = "<file>\n{}\n</file>"
+ALIKE = "<document>\n" + WORDS + "{}\n</document>"
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        pytest.param([A, *[SMALL.format(number) for number in range(20)]], id="short ones"),
+        pytest.param([A, ALIKE.format(1), ALIKE.format(2)], id="two that name themselves nowhere and begin alike"),
+        pytest.param([A, note("b.md", 1), note("b.md", 2)], id="two versions of one"),
+    ],
+)
+def test_a_prompt_does_not_grow_by_what_comes_again(notes: list[str]) -> None:
+    """What no line could refer to stands in the newest turn, and nowhere else."""
+    client = Client()
+    for turn in range(8):
+        messages = [*stripped(turn), asked(f"q{turn}", *notes)]
+        sent = client.say(SYSTEM, *messages)
+        for each in notes:
+            assert str(sent).count(str([each])[2:-2]) == 1
+    assert sent[1]["content"].startswith(A)
+
+
+def test_a_body_of_many_blocks_is_its_clients_to_spell() -> None:
+    """Of thousands nothing is noted, and nothing takes long."""
+    client, many = Client(), [A, *[SMALL.format(number) for number in range(4_000)]]
+    client.say(SYSTEM, asked("q0", *many))
+    messages = [user("q0"), OK, asked("q1", *many)]
+    assert client.say(SYSTEM, *messages)[1:] == messages
+
+
+def test_nothing_is_dropped_for_what_is_put_back() -> None:
+    """Where all would not fit the budget, turns stand as the client sends them, and the log begins anew."""
+    client, notes = Client(), [note(f"{number} {'long name ' * 12}.md") for number in range(12)]
+    longest = 0
+    for turn in range(30):
+        messages = [*stripped(turn), asked(f"q{turn}", *notes)]
+        sent = client.say(SYSTEM, *messages, budget=4_096 + 6_000)
+        assert client.made is not None
+        assert client.made.actions == ()
+        longest = max(longest, len(client.made.draft.forms))
+    assert 2 < longest < 28
+    assert len(sent) == 60
+
+
+def test_a_loop_of_another_conversation_takes_nothing_over() -> None:
+    """The answer decides there as well: a call is one."""
+    function = {"name": "look", "arguments": "{}"}
+
+    def called(name: str) -> Messages:
+        calls = [{"id": name, "type": "function", "function": {**function, "name": name}}]
+        return [{"role": "assistant", "content": None, "tool_calls": calls},
+                {"role": "tool", "tool_call_id": name, "content": "found"}]  # fmt: skip
+
+    one = Client()
+    one.say(SYSTEM, asked("Hi", A), answer=called("a")[0])
+    one.say(SYSTEM, asked("Hi", A), *called("a"))
+    two = Client(store=one.store)
+    two.say(SYSTEM, user("Hi"), answer=called("b")[0])
+    two.say(SYSTEM, user("Hi"), *called("b"))
+    messages = [user("Hi"), *called("b"), OK, asked("And now?", A)]
+    assert two.say(SYSTEM, *messages)[1:] == messages
+
+
+def test_values_come_last_in_the_role_that_l1_has() -> None:
+    """Some models take `developer` only."""
+    client = Client()
+    for turn in range(3):
+        first = {"role": "developer", "content": f"Time: 10:0{turn}\n{WORDS}"}
+        sent = client.say(None, first, *stripped(turn), user(f"q{turn}"))
+    assert (sent[0]["role"], sent[-1]["role"]) == ("developer", "developer")
+    assert "10:02" in sent[-1]["content"]
 
 
 def test_items_go_with_their_turns() -> None:

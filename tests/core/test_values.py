@@ -44,6 +44,7 @@ class Client:
         parts = shape(request.messages)
         places = lineage.chain(request.messages, parts)
         earlier = lineage.earlier(request.messages, parts, places)
+        answers = [] if self.name else [*filter(None, [lineage.answer(request.messages, parts, places)])]
         made = self.made = plan.make(
             request,
             self.store.copy(self.name or ""),
@@ -57,20 +58,22 @@ class Client:
             look=ANALYST.analyse,
             now=self.now,
             known=known(
- earlier, places[-1],
- self.store.book.learned("t", (*earlier, places[-1])), key=b"tenant",
+                earlier, places[-1], self.store.book.learned("t", (*answers, *earlier, places[-1])),
+                answers=answers, key=b"tenant",
                 lines=ANALYST.lines(request.messages[: parts.leading], b"tenant"),
             ),
         )  # fmt: skip
         assert made.formed is not None or system is None
         lesson = made.lesson(self.now)
         self.store.note_learned("t", places[-1], made.standing, lesson)
+        given = reply.of_answer(orjson.dumps({"choices": [{"message": answer or OK}]}))
+        if made.recurring.log:
+            self.store.note_learned("t", lineage.after(places[-1], given[0]), made.standing, lesson)
         if self.name is not None:
             entries = log_entries(request, made, at=self.now)
             self.store.put(self.name, tuple(entries.values()), made.epoch if made.began else None)
             if (entry := entries.get(made.draft.newest.start)) is not None:
-                told = reply.of_answer(orjson.dumps({"choices": [{"message": answer or OK}]}))
-                self.store.answer(self.name, entry, told)
+                self.store.answer(self.name, entry, given)
         forwarded = render.body(request, made.draft, ask_usage=False)
         found: Messages = orjson.loads(forwarded)["messages"]
         if found == sent:

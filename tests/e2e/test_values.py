@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.e2e.kit import Rig, chat_body, note, rigged
+from tests.e2e.kit import Rig, chat_body, content, note, rigged
 
 POLICY = "\n".join(f"Rule {number} stands for every customer and every order." for number in
                    ("one", "two", "three", "four", "five", "six", "seven", "eight"))  # fmt: skip
@@ -29,6 +29,15 @@ async def ask(rig: Rig, *messages: dict[str, Any], headers: dict[str, str] | Non
     assert answer.status_code == 200
     found: list[dict[str, Any]] = orjson.loads(rig.last.body)["messages"]
     return found
+
+
+async def talk(
+    rig: Rig, *messages: dict[str, Any], stream: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Send messages; return them as they arrived, and the answer."""
+    answer = await rig.proxy.post(chat_body(messages=list(messages), stream=stream))
+    whole = content(answer.content) if stream else answer.json()["choices"][0]["message"]["content"]
+    return orjson.loads(rig.last.body)["messages"], {"role": "assistant", "content": whole}
 
 
 async def test_a_clock_leaves_l1_and_its_value_arrives() -> None:
@@ -98,20 +107,29 @@ async def test_an_agents_loop_where_a_last_system_message_is_taken_and_where_not
     assert ("10:03" in sent[3]["content"]) is not takes
 
 
-async def test_an_anonymous_client_that_strips_and_attaches_again() -> None:
-    """What it attached stands where it stood; what it leaves out is not there; the next conversation has it in L2."""
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_anonymous_client_that_strips_and_attaches_again(stream: bool) -> None:
+    """What it attached stands where it stood; what it leaves out is not there; the next conversation has it in L2.
+
+    Behind an answer that was never given nothing is put back.
+    """
     attached = f"{note('a.md', 'The spec says many things. ')}\n\n{note('b.md', 'The api has endpoints. ')}"
     async with rigged() as rig:
         policy = {"role": "system", "content": POLICY}
-        await ask(rig, policy, user(f"{attached}\n\nq0"))
-        second = await ask(rig, policy, user("q0"), OK, user(f"{attached}\n\nq1"))
-        third = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user(f"{attached}\n\nq2"))
-        bare = await ask(rig, policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3"))
+        _, one = await talk(rig, policy, user(f"{attached}\n\nq0"), stream=stream)
+        said = [policy, user("q0"), one]
+        second, two = await talk(rig, *said, user(f"{attached}\n\nq1"), stream=stream)
+        said += [user("q1"), two]
+        third, three = await talk(rig, *said, user(f"{attached}\n\nq2"), stream=stream)
+        said += [user("q2"), three]
+        bare = await ask(rig, *said, user("q3"))
+        regenerated = await ask(rig, policy, user("q0"), OK, user(f"{attached}\n\nq1"))
         other = await ask(rig, policy, user(f"{attached}\n\nelse"))
     assert second[:2] == [policy, user(f"{attached}\n\nq0")]
     assert third[:4] == second
     assert third[-1]["content"].endswith("Find them above in this conversation.\n\nq2")
-    assert bare == [policy, user("q0"), OK, user("q1"), OK, user("q2"), OK, user("q3")]
+    assert bare == [*said, user("q3")]
+    assert regenerated[1] == user("q0")
     assert other[0]["content"].startswith(f"{POLICY}\n\n<context_library>")
 
 
@@ -124,10 +142,10 @@ async def test_two_replicas_put_the_same_back(redis_url: str) -> None:
         history: list[dict[str, Any]] = []
         for turn in range(6):
             rig = (one, two)[turn % 2]
-            sent = await ask(rig, policy, *history, user(f"{attached}\n\nq{turn}"))
+            sent, answer = await talk(rig, policy, *history, user(f"{attached}\n\nq{turn}"))
             assert sent[: len(before)] == before
             before = sent
-            history += [user(f"q{turn}"), OK]
+            history += [user(f"q{turn}"), answer]
     assert str(before).count("The spec says") == str(note("a.md", "The spec says many things. ")).count("The spec says")
 
 
