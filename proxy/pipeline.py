@@ -272,8 +272,9 @@ class Pipeline:
         earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
         here = call.place = self._place(call, places[-1])
         answered = lineage.answer(request.messages, parts, places)
-        answers = [self._place(call, answered)] if answered and call.name is None else []
-        learned = await self._store.learned(self._partition(call), (*answers, *earlier), here)
+        answers = [self._place(call, answered)] if answered and items else []
+        # Where one answer was given to two, all must know of both.
+        learned = await self._store.learned(self._partition(call), (*answers, *earlier), here, sure=bool(answers))
         return known(earlier, here, learned, answers=answers, key=key, lines=lines)
 
     def _place(self, call: Call, place: Place) -> Place:
@@ -309,7 +310,9 @@ class Pipeline:
 
         call.unseen_bytes += sum(len(raw) for epoch in recalled.epochs.values() for raw in epoch.leading)
         heavy = call.unseen_bytes > INLINE_BYTES or len(request.member("tools")) > LONG_BYTES
-        heavy = heavy or (len(request.body) > LONG_BYTES and any(stood.log for stood in known.standing))
+        heavy = heavy or (
+            len(request.body) > LONG_BYTES and any(stood.log for stood in (*known.standing, *known.again))
+        )
         try:
             call.plan = await asyncio.to_thread(work) if heavy else work()
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:

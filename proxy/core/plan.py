@@ -6,7 +6,7 @@ One page: what a request extends is continued while it fits and pays, else compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from proxy.core import (
     lineage,
     measure,
     recipe,
+    recurring,
     remake,
     template,
     tools,
@@ -31,11 +32,12 @@ from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
 from proxy.core.items import Item
-from proxy.core.layers import AS_SENT, Draft, Slot, Values
-from proxy.core.library import Library, Recurring, Sent
+from proxy.core.layers import AS_SENT, Draft, Replacement, Slot, Values
+from proxy.core.library import Library
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
+from proxy.core.recurring import Recurring, Sent
 from proxy.core.request import Request
 from proxy.core.shorten import OUTLINE
 from proxy.core.template import NOTHING_KNOWN, Formed, Known, Lesson, Standing
@@ -159,7 +161,7 @@ def make(
     limit = budget.limit(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens, ratio=ratio
     )
-    sent = Sent() if named else library.sent(request, known.key)
+    sent = Sent() if named else recurring.sent(request, known.key)
     stood, again = template.continued(known, sent.brought, sent.held)
     given, keys = tools.as_first(given, known.keys.get(stood.keys, ()) if stood else ())
     places = tools.arrange(given, orders)
@@ -172,7 +174,7 @@ def make(
     shelf = NO_SHELF
     if not named or not parts.turns:
         if policy.anonymous_library and not named:
-            shelf = library.recurring(sent, stood, known, again=again, frozen=_signed(job))
+            shelf = recurring.stands(sent, stood, known, again=again, frozen=_signed(job))
             fitted, shelf = _anonymous(job, shelf, known.key, goes_on=again or sent.looping)
         else:
             fitted = _fitted(job, _own(job))
@@ -248,15 +250,35 @@ def _own(
 
 
 def _anonymous(job: _Job, shelf: Recurring, key: bytes, *, goes_on: bool) -> tuple[Fitted, Recurring]:
-    """Put turns back as they stood, if all fits then; else the log begins anew with this turn."""
-    context = library.context(job.request, shelf, key)
+    """Put turns back as they stood, if all fits then and little is added; else the log begins anew with this turn."""
+    context = recurring.context(job.request, shelf, key)
     log = recipe.log(job.request, shelf.log, context, key, goes_on=goes_on and bool(shelf.log))
     slots = remake.slots(job.request, log)
     fitted = _fitted(job, _own(job, shelf.library, sent=True, forms=slots))
-    if slots and fitted.actions:
+    if slots and (fitted.actions or _outgrows(job, fitted.draft, slots)):
         log = recipe.log(job.request, (), context, key, goes_on=False)
         fitted = _fitted(job, _own(job, shelf.library, sent=True))
     return fitted, dataclasses.replace(shelf, log=log.recipes)
+
+
+_LITTLE_BYTES = 1_024
+
+
+def _outgrows(job: _Job, draft: Draft, slots: Mapping[int, Slot]) -> bool:
+    """Whether the lines that refer to items weigh more than the items: each turn adds some.
+
+    Where nobody knows what the model takes, they may weigh little.
+    """
+    runs = [run for index in slots for run in _runs(draft, index)]
+    lines = sum(len(run.text.encode("utf-8", "surrogatepass")) for run in runs if not run.spelled)
+    unknown = job.limit is None and lines > max(_LITTLE_BYTES, len(job.request.body) // 16)
+    return unknown or lines > sum(len(run.spelled) for run in runs)
+
+
+def _runs(draft: Draft, index: int) -> Iterator[Replacement]:
+    change = draft.changes.get(index)
+    for _, runs in change.replaced if change else ():
+        yield from runs
 
 
 def _eager(job: _Job, recalled: Recalled) -> Plan:
@@ -355,7 +377,7 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
             if message.media
         )
         + sum(len(raw) for raw in draft.forms.values())
-        + sum(len(run.spelled) for change in draft.changes.values() for _, runs in change.replaced for run in runs)
+        + sum(len(run.spelled or run.text.encode()) for index in draft.forms for run in _runs(draft, index))
         + sum(len(item.content.encode()) + 200 for item in draft.library.items)
         + 400 * len(job.current.slots)
     )

@@ -25,7 +25,7 @@ _MOST_PIECES = 128
 _MOST_IN_ALL = 2_048
 """Pieces of a log: then it begins anew."""
 _MOST_TURNS = 64
-_MOST_SPACE = 64
+_MOST_SPACE = 16
 _LEFT_OUT = b""
 """An item that no line could refer to: it would stand again in each turn."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from proxy.core import tools
 from proxy.core.form import Form
 from proxy.core.lineage import Place
+from proxy.core.recipe import Piece, Recipe, Words
 from proxy.core.template import Lesson, Standing, Template
 from proxy.core.tools import Keys
 from proxy.memory.store import Learned
@@ -22,6 +23,8 @@ _MOST_PATHS = 50_000
 _ENTRY_BYTES = 300
 _LINE_BYTES = 60
 _DIGEST_BYTES = 50
+_RECIPE_BYTES = 300
+_PIECE_BYTES = 100
 
 
 class Book:
@@ -98,14 +101,23 @@ class Book:
     def _count(self, standing: Standing, one: int) -> None:
         form = standing.form
         times = self._forms.get(form, 0) + one
-        pieces = sum(len(pieces) + 1 for recipe in standing.log for pieces in recipe.texts)
-        self._size += one * (_ENTRY_BYTES + _DIGEST_BYTES * (len(standing.shelf) + len(standing.brought) + pieces))
+        digests = _DIGEST_BYTES * (len(standing.shelf) + len(standing.brought))
+        self._size += one * (_ENTRY_BYTES + digests + sum(map(_weight, standing.log)))
         if times == (one > 0):
             self._size += one * len(form.lines) * _LINE_BYTES
         if times:
             self._forms[form] = times
         else:
             del self._forms[form]
+
+
+def _weight(recipe: Recipe) -> int:
+    pieces = [piece for text in recipe.texts for piece in text]
+    return _RECIPE_BYTES + sum(_PIECE_BYTES + 4 * _spaces(piece) for piece in pieces)
+
+
+def _spaces(piece: Piece) -> int:
+    return len(piece.before) + len(piece.behind) if isinstance(piece, Words) else 0
 
 
 def since(lesson: Lesson) -> dict[bytes, float]:

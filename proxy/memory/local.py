@@ -203,7 +203,7 @@ class LocalStore(Store):
         return same in found
 
     @override
-    async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
+    async def learned(self, partition: str, places: Sequence[Place], here: Place, *, sure: bool = False) -> Learned:
         return self.book.learned(partition, (*places, here))
 
     @override

@@ -275,10 +275,11 @@ class RedisStore(Store):
             self._copy.put_order(partition, order, wins=True)
 
     @override
-    async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
+    async def learned(self, partition: str, places: Sequence[Place], here: Place, *, sure: bool = False) -> Learned:
         book, asked = self._copy.book, (*places, here)
         known = book.learned(partition, asked)
-        if self._open or (places[0] in known.standing if places else not self._shared.stale(partition)):
+        enough = places[0] in known.standing if places else not self._shared.stale(partition)
+        if self._open or (enough and not sure):
             return known
         found = await self._bounded("recall", self._shared.fetch(partition, asked), RECALL_SECONDS)
         if found is None:

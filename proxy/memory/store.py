@@ -160,10 +160,10 @@ class Store(Protocol):
         """Store how a set of tools stands; the first writer of each set wins. An owner has a bounded number of sets."""
         ...
 
-    async def learned(self, partition: str, places: Sequence[Place], here: Place) -> Learned:
+    async def learned(self, partition: str, places: Sequence[Place], here: Place, *, sure: bool = False) -> Learned:
         """Return what is known of an owner's prompts, at the places of earlier requests and `here`; digests only.
 
-        Others are asked only where this process does not know the latest of the places, or for long.
+        Others are asked only where this process does not know the latest of the places, or for long, or must be `sure`.
         """
         ...
 

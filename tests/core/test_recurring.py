@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.library import Sent, recurring, sent
-from proxy.core.recipe import Recipe, Words
+from proxy.core.recipe import Recipe, Words, keyed
+from proxy.core.recurring import Sent, sent, stands
 from proxy.core.template import Known, Standing
 from tests.core.conftest import read_body
 from tests.core.test_values import OK, Client, Messages, user
@@ -57,11 +57,13 @@ def test_what_is_sent_again_stands_where_it_stood() -> None:
 
 
 def test_what_is_sent_again_after_too_much_was_said_stands_in_its_turn() -> None:
-    """To put it back would cost more, when it ends, than it has saved."""
-    client, said = Client(), {"role": "assistant", "content": "x" * 9_000}
-    client.say(SYSTEM, asked("q0", note("a.md")))
-    messages = [user("q0"), said, asked("q1", note("a.md"))]
+    """To put it back would cost more, when it ends, than it has saved. The next turn is another matter."""
+    client, said = Client(), {"role": "assistant", "content": "x" * 3 * len(A)}
+    client.say(SYSTEM, asked("q0", A), answer=said)
+    messages = [user("q0"), said, asked("q1", A)]
     assert client.say(SYSTEM, *messages)[1:] == messages
+    sent = client.say(SYSTEM, *messages[:2], user("q1"), OK, asked("q2", A))
+    assert sent[1:] == [*messages, OK, referenced("q2", "a.md")]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def logged(*places: bytes) -> tuple[Recipe, ...]:
 
 
 LONG = [asked("x" * 9_000), OK]
-FIRST, HERE = sent_by(*LONG, asked("q")).sizes[0][0], b"elsewhere"
+FIRST, HERE = keyed(sent_by(*LONG, asked("q")).sizes[0][0], b"key"), b"elsewhere"
 ONE, TWO = logged(HERE), logged(HERE, FIRST)
 
 
@@ -303,15 +305,15 @@ def test_what_stands_again(
     stood: Standing, messages: Messages, shelf: tuple[bytes, ...], calm: int, goes_on: bool
 ) -> None:
     """What stands in L2, whether earlier turns are put back, and how long all has come again."""
-    found = recurring(sent_by(*messages), stood, Known(b"key", answered=True), frozen=False)
-    assert recurring(sent_by(*messages), stood, Known(b"key"), frozen=False).log == ()
+    found = stands(sent_by(*messages), stood, Known(b"key", answered=True), frozen=False)
+    assert stands(sent_by(*messages), stood, Known(b"key"), frozen=False).log == ()
     assert (found.shelf, found.calm, found.log) == (shelf, calm, stood.log if goes_on else ())
     assert len(found.library.items) == len(shelf)
 
 
 def test_signed_reasoning_keeps_its_place() -> None:
     """Nothing is added in front of it, and what stood there when it was made stands there again."""
-    begun = recurring(sent_by(asked("q", A)), None, Known(b"key", recurring=digests(A)), frozen=True)
+    begun = stands(sent_by(asked("q", A)), None, Known(b"key", recurring=digests(A)), frozen=True)
     assert begun.shelf == ()
     client, signed = Client(), {**OK, "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}
     first = client.say(SYSTEM, asked("q0", A))
@@ -353,6 +355,17 @@ def test_a_body_of_many_blocks_is_its_clients_to_spell() -> None:
     client.say(SYSTEM, asked("q0", *many))
     messages = [user("q0"), OK, asked("q1", *many)]
     assert client.say(SYSTEM, *messages)[1:] == messages
+
+
+@pytest.mark.parametrize(("model", "most"), [("gpt-4o", 2.1), ("nobody-knows-it", 1.2)])
+def test_lines_that_refer_do_not_pile_up(model: str, most: float) -> None:
+    """They weigh no more than what they refer to, and little where nobody knows how much the model takes."""
+    client, notes = Client(model=model), [note(f"{number} {'long name ' * 25}.md")[:700] for number in range(10)]
+    notes = [f"{text}\n</note_context>" for text in notes]
+    for turn in range(40):
+        messages = [*stripped(turn), asked(f"q{turn}", *notes)]
+        sent = client.say(SYSTEM, *messages)
+        assert len(str(sent)) < most * len(str(messages)) + 2_000
 
 
 def test_nothing_is_dropped_for_what_is_put_back() -> None:

@@ -366,7 +366,10 @@ def test_a_loop_stays_a_prefix(traffic: Traffic) -> None:
 def test_a_client_that_sends_all_again_has_a_log(
     script: list[tuple[int, str, int]], each: tuple[Any, ...], steps: list[bool]
 ) -> None:
-    """What was forwarded for it is a prefix of what is forwarded next, whatever others do, as if it had kept it all."""
+    """What was forwarded for it is a prefix of what is forwarded next, whatever others do, as if it had kept it all.
+
+    Until the lines that refer to its items weigh more than these, which are small here.
+    """
     proxy = Proxy(None)
     others = [Client(proxy, user, *how[:3], [*how[3]]) for user, how in zip(("Ada", "Bob"), each[:2], strict=True)]
     _, form, system, held = each[2]
@@ -378,7 +381,8 @@ def test_a_client_that_sends_all_again_has_a_log(
         mine.ask(0)
         mine.do("step", 0) if loops else None
         sent = proxy.all[-1].messages
-        assert sent[: len(before)] == before
+        anew = turn > 2 and not proxy.all[-1].made.draft.forms
+        assert anew or sent[: len(before)] == before
         before = sent
         for who, what, which in script[turn::6]:
             others[who % 2].do(what, which)

@@ -29,6 +29,7 @@ class Client:
     promotion: str = "deferred"
     store: LocalStore = field(default_factory=lambda: LocalStore(max_bytes=10**8, ttl_seconds=1e9, clock=lambda: 0.0))
     now: float = 0.0
+    model: str = "gpt-4o"
     made: Plan | None = None
 
     def say(
@@ -40,7 +41,7 @@ class Client:
     ) -> Messages:
         self.now += 1
         sent = [*([{"role": "system", "content": system}] if system is not None else []), *messages]
-        request = read_body({"model": "gpt-4o", "messages": sent})
+        request = read_body({"model": self.model, "messages": sent})
         parts = shape(request.messages)
         places = lineage.chain(request.messages, parts)
         earlier = lineage.earlier(request.messages, parts, places)
@@ -77,7 +78,7 @@ class Client:
         forwarded = render.body(request, made.draft, ask_usage=False)
         found: Messages = orjson.loads(forwarded)["messages"]
         if found == sent:
-            assert forwarded == as_bytes({"model": "gpt-4o", "messages": sent})
+            assert forwarded == as_bytes({"model": self.model, "messages": sent})
         return found
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+import redis
 
 from tests.e2e.kit import Rig, chat_body, content, note, rigged
 
@@ -131,6 +132,19 @@ async def test_an_anonymous_client_that_strips_and_attaches_again(stream: bool) 
     assert bare == [*said, user("q3")]
     assert regenerated[1] == user("q0")
     assert other[0]["content"].startswith(f"{POLICY}\n\n<context_library>")
+
+
+async def test_a_plain_chat_asks_redis_once(redis_url: str) -> None:
+    """What this process has forwarded itself it knows."""
+    reads = []
+    policy, history = {"role": "system", "content": POLICY}, list[dict[str, Any]]()
+    async with rigged(None, REDIS_URL=redis_url, SECRET="plain") as rig:
+        for turn in range(4):
+            _, answer = await talk(rig, policy, *history, user(f"q{turn}"))
+            history += [user(f"q{turn}"), answer]
+            with redis.Redis.from_url(redis_url) as raw:
+                reads.append(raw.info("commandstats").get("cmdstat_hkeys", {}).get("calls", 0))
+    assert reads[1:] == [reads[1]] * 3
 
 
 async def test_two_replicas_put_the_same_back(redis_url: str) -> None:
