@@ -272,7 +272,8 @@ def _outgrows(job: _Job, draft: Draft, slots: Mapping[int, Slot]) -> bool:
     runs = [run for index in slots for run in _runs(draft, index)]
     lines = sum(len(run.text.encode("utf-8", "surrogatepass")) for run in runs if not run.spelled)
     unknown = job.limit is None and lines > max(_LITTLE_BYTES, len(job.request.body) // 16)
-    return unknown or lines > sum(len(run.spelled) for run in runs)
+    items = sum(len(run.spelled) for run in runs) + sum(len(item.content) for item in draft.library.items)
+    return unknown or lines > items
 
 
 def _runs(draft: Draft, index: int) -> Iterator[Replacement]:

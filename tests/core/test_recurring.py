@@ -212,8 +212,23 @@ def test_a_new_conversation_of_the_tenant_begins_with_what_others_sent_again() -
     sent = other.say(SYSTEM, asked("else", note("a.md"), note("new.md"), note("b.md")))
     assert shelved(sent) == ["b.md", "a.md"]
     assert note("new.md") in sent[1]["content"]
-    again = other.say(SYSTEM, user("else"), OK, asked("more", note("a.md"), note("b.md")))
-    assert again[0] == sent[0]
+    again = other.say(SYSTEM, user("else"), OK, asked("more", note("new.md"), note("a.md"), note("b.md")))
+    assert again[: len(sent)] == sent
+    third = [user("else"), OK, user("more"), OK, asked("and", note("a.md"), note("new.md"), note("b.md"))]
+    assert other.say(SYSTEM, *third)[: len(again)] == again
+
+
+def test_turns_about_what_stands_in_the_library_are_put_back_too() -> None:
+    """They only refer; that nothing else stands in them is no reason to begin anew."""
+    client = Client()
+    for turn in range(2):
+        client.say(SYSTEM, *stripped(turn), asked(f"q{turn}", A, B))
+    other, before = Client(store=client.store), Messages()
+    for turn in range(5):
+        sent = other.say(SYSTEM, user("else"), OK, *stripped(turn), asked(f"q{turn}", B, A))
+        assert shelved(sent) == ["a.md", "b.md"]
+        assert sent[: len(before)] == before
+        before = sent
 
 
 def test_what_anybody_may_have_written_stands_with_the_user() -> None:
