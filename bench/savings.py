@@ -291,12 +291,14 @@ def picture(lines: Sequence[Line]) -> str:
             rows.append(f'<text x="10" y="{y + 11}">{line.strategy}</text>')
             rows.append(f'<text x="{126 + width:.0f}" y="{y + 11}">{line.uncached_tokens:,}</text>')
             y += 15
-        if floor := group[0].floor_tokens:
-            x, top = 120 + 560 * floor / most, y - 15 * len(group)
-            rows.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="#d55e00" stroke-width="2"/>')
+        for bound, stroke in ((group[0].floor_tokens, "#d55e00"), (group[0].reach_tokens, "#009e73")):
+            x, top = 120 + 560 * bound / most, y - 15 * len(group)
+            if bound:
+                line = f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{y - 3}" stroke="{stroke}" stroke-width="2"/>'
+                rows.append(line)
         y += 10
     head = f"Uncached input tokens ({chosen[0].provider})"
-    head += "; the line is the floor" if chosen[0].floor_tokens else ""
+    head += "; the lines are the floor (red) and what is in reach (green)" if chosen[0].floor_tokens else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{y + 10}" '
         'font-family="sans-serif" font-size="11">'
