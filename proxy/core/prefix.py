@@ -149,8 +149,12 @@ class _Node:
 
 def _shared(node: _Node, mine: Chunks, since: float) -> float:
     """Return which share of a step stands at the start of another that followed the same prefix."""
-    shares = [_common(mine, theirs) for seen_at, theirs in node.next.values() if seen_at >= since]
-    return max(shares, default=0) / len(mine) if mine else 0.0
+    if not mine:
+        return 0.0
+    first = mine[0]
+    # Most branches, other users' questions, differ from the first chunk on.
+    alike = (theirs for seen_at, theirs in node.next.values() if theirs and theirs[0] == first and seen_at >= since)
+    return max((_common(mine, theirs) for theirs in alike), default=0) / len(mine)
 
 
 def _common(mine: Chunks, theirs: Chunks) -> int:
