@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     system_last: bool | None = Field(
         None,
         description="The upstream takes a system message at the very end, there and not at the head; "
-        "by default only OpenAI and Azure are believed to.",
+        "by default only OpenAI is believed to (Azure serves models of others under the same address).",
     )
     cached_read_price: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
@@ -361,8 +361,7 @@ class Settings(BaseSettings):
 
     def takes_system_last(self, upstream_url: str) -> bool:
         """Whether an upstream takes current values in a system message at the very end."""
-        host = urlsplit(upstream_url).hostname or ""
-        known = host == "api.openai.com" or host.endswith(".openai.azure.com")
+        known = urlsplit(upstream_url).hostname == "api.openai.com"
         return known if self.system_last is None else self.system_last
 
     @property

@@ -387,3 +387,22 @@ def test_a_password_in_a_url_is_not_shown() -> None:
     said = refusal({"STRATA_TENANTS__ACME__KEYS": "k", "STRATA_TENANTS__ACME__UPSTREAM_URL": "http://u:hunter2@h/v1"})
     assert "STRATA_TENANTS__ACME__UPSTREAM_URL" in said
     assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "takes"),
+    [
+        ("https://api.openai.com/v1", None, True),
+        ("https://mine.openai.azure.com/openai/v1", None, False),
+        ("https://api.openai.com.evil.example/v1", None, False),
+        ("http://127.0.0.1:8080", None, False),
+        ("http://127.0.0.1:8080", "true", True),
+        ("https://api.openai.com/v1", "false", False),
+    ],
+)
+def test_a_last_system_message_goes_only_where_it_is_known_to_be_taken(
+    url: str, given: str | None, takes: bool
+) -> None:
+    """Azure serves models of others under the same address, and some of them refuse one."""
+    more = {} if given is None else {"STRATA_SYSTEM_LAST": given}
+    assert load({"STRATA_UPSTREAM_URL": url, **more}).takes_system_last(url) is takes
