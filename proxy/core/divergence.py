@@ -30,7 +30,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context"})
 """Strata's own, where the client's bytes did not change: an epoch ended, the library grew, a line of the system prompt
-was found to change and is told elsewhere, what stood before the user's words in the last turn is gone."""
+was found to change and is told elsewhere, what stood before the user's words in an earlier turn is gone."""
 Place = Literal["parameters", "tools", "L1", "L2", "L3", "L4", "L5"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
