@@ -103,7 +103,10 @@ class RedisStore(Store):
         return self._open
 
     async def secret(self) -> bytes | None:
-        """Return the secret all replicas share, made by whoever came first; None when Redis does not answer."""
+        """Return the secret all replicas share, made by whoever came first; None when Redis does not answer.
+
+        It is looked for from then on: a process that kept a secret of its own would share nothing with the others.
+        """
         name = f"{ROOT}:secret"
 
         async def work() -> bytes:
@@ -112,7 +115,10 @@ class RedisStore(Store):
             assert isinstance(shared, bytes)
             return shared
 
-        return await self._bounded("recall", work(), WRITE_SECONDS)
+        found = await self._bounded("recall", work(), WRITE_SECONDS)
+        if found is None:
+            self._trip()
+        return found
 
     @override
     async def recall(self, conversation: str, *, ttl_seconds: int | None = None) -> Answer:

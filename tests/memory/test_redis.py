@@ -294,11 +294,21 @@ async def test_a_redis_that_was_never_there(server: Any, connect: Connect, entry
     server.kill()
     store = connect(server.url)
     assert await store.secret() is None
-    for _ in range(3):
-        await keys(store)
     assert store.degraded is True
     server.start()
     await until(lambda: not store.degraded)
+    assert await store.secret() is not None
+    await store.close()
+
+
+async def test_who_was_not_told_the_shared_secret_looks_for_it(server: Any, connect: Connect, told: Any) -> None:
+    """One that is slow for a moment when a proxy starts must not leave it with a secret of its own for ever."""
+    server.freeze()
+    store = connect(server.url)
+    assert await store.secret() is None
+    server.thaw()
+    await until(lambda: not store.degraded)
+    assert told.states == [True, False]
     assert await store.secret() is not None
     await store.close()
 
