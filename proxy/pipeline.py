@@ -556,10 +556,14 @@ def known(
     told = next((learned.standing[place] for place in answers if place in learned.standing), ())
     answered = 0 < len(told) <= MOST_STANDING
     stood = told if answered else next((learned.standing[place] for place in earlier if place in learned.standing), ())
+    if len(stood) > MOST_STANDING:
+        # Many began like this: those go on that hold no line which is not here.
+        here_now = {line.key for line in lines}
+        stood = tuple(each for each in stood if each.form.lines and here_now.issuperset(each.form.lines))
     return Known(
         key=key,
         lines=lines,
-        standing=stood if len(stood) <= MOST_STANDING else (),
+        standing=stood,
         answered=answered,
         again=learned.standing.get(here, ()),
         templates=learned.templates,

@@ -15,7 +15,9 @@ from proxy.core.tools import Keys
 from proxy.memory.store import Learned
 
 MOST_STANDING = 4
-"""Where more lineages than this began with the same words, nobody can say which one goes on."""
+"""Where more lineages than this began with the same words, only those with the very lines of a request may go on."""
+MOST_KEPT = 16
+"""So many of them are told apart."""
 MOST_TEMPLATES = 16
 MOST_RECURRING = 512
 _MOST_OWNERS = 1_000
@@ -66,7 +68,7 @@ class Book:
         """Add how a prompt stood at a place."""
         for each in standing:
             known = self._standing.setdefault(place, {})
-            if each not in known and len(known) <= MOST_STANDING:
+            if each not in known and len(known) < MOST_KEPT:
                 self._count(each, 1)
                 known[each] = None
         while self._size > self._max_bytes:

@@ -16,7 +16,7 @@ import redis.asyncio as redis
 from proxy.core.lineage import Place
 from proxy.core.recipe import Recipe
 from proxy.core.template import Lesson, Standing, Template
-from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book, since
+from proxy.memory.learned import MOST_KEPT, MOST_RECURRING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 
 FRESH_SECONDS = 1.0
@@ -27,12 +27,12 @@ _MOST_WRITTEN = 10_000
 _PATH_BYTES = 8
 
 _STAND = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) <= tonumber(ARGV[2]) then
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 or redis.call('HLEN', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('HSET', KEYS[1], ARGV[1], '')
 end
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
-"""KEYS: how prompts stood at a place. ARGV: one lineage, how many lineages (one more), seconds."""
+"""KEYS: how prompts stood at a place. ARGV: one lineage, how many lineages, seconds."""
 _ADD = """
 if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
@@ -135,7 +135,7 @@ class SharedBook:
         templates, recurring = self._key(partition, "templates"), self._key(partition, "recurring")
         stood = _Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys, standing.log)
         field = msgspec.msgpack.encode(stood)
-        pipe.eval(_STAND, 1, self._key(partition, "at", place), field, MOST_STANDING, self._ttl_seconds)
+        pipe.eval(_STAND, 1, self._key(partition, "at", place), field, MOST_KEPT, self._ttl_seconds)
         if self._is_due((partition, digest), _AGAIN_SECONDS):
             pipe.set(self._key(partition, "form", digest), packed, ex=self._ttl_seconds)
         if template is not None and self._is_due((partition, *_so_far(template)), FRESH_SECONDS):

@@ -322,6 +322,15 @@ def test_l1_keeps_its_form(first: object, then: object, now: object, l1: Any, va
     assert sent[-2:] == [user("c"), last(value)]
 
 
+def test_of_many_that_began_alike_one_that_has_not_changed_goes_on() -> None:
+    """Whatever the others' forms are."""
+    client = Client()
+    first = client.say(f"The user is Ada.\n{POLICY * 4}", user("Hi"))
+    for name in ("Bob", "Cleo", "Dan", "Eve", "Finn"):
+        Client(store=client.store).say(f"The user is {name}.\n{POLICY * 4}", user("Hi"))
+    assert client.say(f"The user is Ada.\n{POLICY * 4}", user("Hi"), OK, user("b"))[:2] == first
+
+
 def test_a_name_stands_at_the_end_of_the_system_message() -> None:
     """It keeps the system role; the values of the others are nobody's business."""
     client = Client()

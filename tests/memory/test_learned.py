@@ -10,7 +10,7 @@ from proxy.core.form import Form, Lessons
 from proxy.core.lines import KEY_BYTES
 from proxy.core.recipe import Recipe, Words
 from proxy.core.template import Lesson, Seen, Standing, Template
-from proxy.memory.learned import MOST_RECURRING, MOST_STANDING, MOST_TEMPLATES, Book
+from proxy.memory.learned import MOST_KEPT, MOST_RECURRING, MOST_TEMPLATES, Book
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Keys, Store
@@ -79,10 +79,10 @@ async def test_lineages_with_one_l1_and_other_items_are_told_apart(store: Store)
 
 
 async def test_few_lineages_that_begin_alike_are_told_apart(store: Store) -> None:
-    """Of many it is only known that they are too many."""
-    for number in range(20):
+    """Of many the first."""
+    for number in range(30):
         await store.learn("t", b"hi", Standing(form(number)), Lesson(1.0))
-    assert len((await store.learned("t", [b"hi"], b"here")).standing[b"hi"]) == MOST_STANDING + 1
+    assert len((await store.learned("t", [b"hi"], b"here")).standing[b"hi"]) == MOST_KEPT
 
 
 async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect: Connect) -> None:
