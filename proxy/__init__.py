@@ -5,7 +5,8 @@ A chat request's life (`pipeline.Pipeline.handle`), and the value each step make
     read      bytes → core.request.Request    raw spans; only messages not met before are analysed (core.message)
     recall    → core.lineage.Recalled         the one read of memory, bounded in time (memory)
               → core.template.Known           digests: the system prompt's lines, items that recur
-    plan      → core.plan.Plan                pure: template → lineage → epoch → history → layers → guard, and why
+    plan      → core.plan.Plan                pure: template → lineage → epoch → history (named) or recurring → recipe →
+                                              remake (anonymous) → layers → guard, and why
     forward   Plan → core.render → bytes      to the upstream (forward, upstream) and back as it comes (relay, core.sse)
     record    → observe.record.Record         one, always, last; metrics, log line, receipt and memory are projections
 

@@ -83,7 +83,7 @@ class Call:
         return (self.forwarded or now) - self.started
 
     @property
-    def logs(self) -> bool:
+    def awaits_answer(self) -> bool:
         """Whether it is an anonymous request whose turn can be put back, once it is known how it was answered."""
         return self.place is not None and self.plan is not None and bool(self.plan.recurring.log)
 

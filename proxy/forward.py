@@ -120,7 +120,7 @@ class Forwarder:
             quota_unknown=call.reservation is not None and call.reservation.verdict is None,
             allowance=call.reservation.headers if call.reservation else (),
         )
-        heard = functools.partial(self._heard, call) if call.entry is not None or call.logs else None
+        heard = functools.partial(self._heard, call) if call.entry is not None or call.awaits_answer else None
         passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)
         if relay.readable(answer):
             choices = call.request.choices if call.request else 1

@@ -409,7 +409,7 @@ class Pipeline:
         if call.conversation is not None and call.entry is not None and replies:
             ttl = call.tenant.ttl_seconds
             self._beside(self._store.answered(call.conversation, call.entry, replies, ttl_seconds=ttl))
-        if call.logs and call.plan is not None and call.request is not None:
+        if call.awaits_answer and call.plan is not None and call.request is not None:
             for said in replies:
                 place = self._place(call, lineage.after(call.request.places[-1], said))
                 self._beside(self._store.learn(self._partition(call), place, call.plan.standing, Lesson(call.at)))

@@ -30,6 +30,11 @@ class Replacement:
     text: str
     spelled: bytes = b""
 
+    @property
+    def size_bytes(self) -> int:
+        """How much is put in, as it is spelled or about that."""
+        return len(self.spelled) or len(self.text.encode("utf-8", "surrogatepass"))
+
 
 Replaced = tuple[tuple[Text, tuple[Replacement, ...]], ...]
 """What is replaced in a message, by place of the text."""
@@ -122,6 +127,10 @@ class Draft:
     def keeps(self, index: int) -> bool:
         """Whether the message at this place is sent."""
         return not self.cut.drops(index)
+
+    def runs(self, index: int) -> list[Replacement]:
+        """What is replaced in a message."""
+        return [run for _, runs in self.changes[index].replaced for run in runs] if index in self.changes else []
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ retries and side requests fork by themselves: where nothing matches, nothing sto
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -114,16 +115,13 @@ def answer(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -
 
 
 def earlier(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> tuple[Place, ...]:
-    """Return the last places of earlier requests of the same lineage, the latest first: an answer followed each.
-
-    Where the newest turn began is among them.
-    """
-    asked = [
-        at - 1
+    """Return the last places of earlier requests of the same lineage, the latest first: an answer followed each."""
+    asked = (
+        places[at - 1]
         for at in range(len(messages) - 1, shape.leading, -1)
         if messages[at].role == "assistant" and messages[at - 1].role != "assistant"
-    ]
-    return tuple(places[at] for place, at in enumerate(asked) if place < _EARLIER or at == shape.newest.start)
+    )
+    return tuple(itertools.islice(asked, _EARLIER))
 
 
 def current(places: Sequence[Place], recalled: Recalled) -> Epoch | None:

@@ -6,7 +6,7 @@ One page: what a request extends is continued while it fits and pays, else compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +32,7 @@ from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
 from proxy.core.items import Item
-from proxy.core.layers import AS_SENT, Draft, Replacement, Slot, Values
+from proxy.core.layers import AS_SENT, Draft, Slot, Values
 from proxy.core.library import Library
 from proxy.core.lineage import Epoch, Place, Reason, Recalled
 from proxy.core.measure import Scale
@@ -174,7 +174,7 @@ def make(
     shelf = NO_SHELF
     if not named or not parts.turns:
         if policy.anonymous_library and not named:
-            shelf = recurring.stands(sent, stood, known, again=again, frozen=_signed(job))
+            shelf = recurring.stands(request, sent, stood, known, again=again, frozen=_signed(job))
             fitted, shelf = _anonymous(job, shelf, known.key, goes_on=again or sent.looping)
         else:
             fitted = _fitted(job, _own(job))
@@ -269,17 +269,11 @@ def _outgrows(job: _Job, draft: Draft, slots: Mapping[int, Slot]) -> bool:
 
     Where nobody knows what the model takes, they may weigh little.
     """
-    runs = [run for index in slots for run in _runs(draft, index)]
-    lines = sum(len(run.text.encode("utf-8", "surrogatepass")) for run in runs if not run.spelled)
+    runs = [run for index in slots for run in draft.runs(index)]
+    lines = sum(run.size_bytes for run in runs if not run.spelled)
     unknown = job.limit is None and lines > max(_LITTLE_BYTES, len(job.request.body) // 16)
     items = sum(len(run.spelled) for run in runs) + sum(len(item.content) for item in draft.library.items)
     return unknown or lines > items
-
-
-def _runs(draft: Draft, index: int) -> Iterator[Replacement]:
-    change = draft.changes.get(index)
-    for _, runs in change.replaced if change else ():
-        yield from runs
 
 
 def _eager(job: _Job, recalled: Recalled) -> Plan:
@@ -378,7 +372,7 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
             if message.media
         )
         + sum(len(raw) for raw in draft.forms.values())
-        + sum(len(run.spelled or run.text.encode()) for index in draft.forms for run in _runs(draft, index))
+        + sum(run.size_bytes for index in draft.forms for run in draft.runs(index))
         + sum(len(item.content.encode()) + 200 for item in draft.library.items)
         + 400 * len(job.current.slots)
     )

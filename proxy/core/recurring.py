@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from proxy.core.items import Item
 from proxy.core.layers import NO_LIBRARY
 from proxy.core.library import Library, items
-from proxy.core.lineage import Place
 from proxy.core.recipe import Recipe, digest, keyed
 from proxy.core.request import Request
 from proxy.core.template import Known, Standing
@@ -43,24 +42,17 @@ class Recurring:
 class Sent:
     """The items of an anonymous request that L2 may hold, by keyed digest: in the history kept, in the newest turn.
 
-    `looping`: the newest turn goes on. `sizes` are the bytes of each message in front of it, with its place.
+    `looping`: the newest turn goes on.
     """
 
     kept: Mapping[bytes, Item] = field(default_factory=dict)
     brought: Mapping[bytes, Item] = field(default_factory=dict)
     looping: bool = False
-    sizes: Sequence[tuple[Place, int]] = ()
-    key: bytes = b""
 
     @property
     def held(self) -> dict[bytes, Item]:
         """All of them."""
         return {**self.kept, **self.brought}
-
-    def since(self, place: Place) -> int:
-        """Return the bytes from a place (keyed) to the newest turn."""
-        first = next((at for at, (each, _) in enumerate(self.sizes) if keyed(each, self.key) == place), len(self.sizes))
-        return sum(size for _, size in self.sizes[first:])
 
 
 def sent(request: Request, key: bytes) -> Sent:
@@ -75,13 +67,13 @@ def sent(request: Request, key: bytes) -> Sent:
         kept=_by_digest(within(leading, newest.start), key, l1),
         brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
         looping=any(message.role in {"tool", "function"} for message in messages[newest.start : newest.end]),
-        sizes=[(request.places[at], messages[at].size_bytes) for at in range(leading, newest.start)],
-        key=key,
     )
 
 
-def stands(found: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool) -> Recurring:
-    """Say what stands in L2 of an anonymous request.
+def stands(
+    request: Request, found: Sent, stood: Standing | None, known: Known, *, again: bool = False, frozen: bool
+) -> Recurring:
+    """Say what stands in L2 of an anonymous request, and whether earlier turns are put back.
 
     A lineage that begins has on its shelf what clients of this tenant are known to send again, and keeps it while it is
     anywhere in the request. Earlier turns are put back as they stood where the client, which has taken items out of its
@@ -104,11 +96,8 @@ def stands(found: Sent, stood: Standing | None, known: Known, *, again: bool = F
             return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, log, stood.calm)
         calm = _calm(stood, held)
         stripped = [digest for digest in free if digest in came] if calm > 0 else []
-        if (
-            stripped
-            and known.answered
-            and _pays(found, stood.log, calm * sum(len(held[each].content) for each in stripped))
-        ):
+        saved = calm * sum(len(held[each].content) for each in stripped)
+        if stripped and known.answered and _pays(request, stood.log, saved, known.key):
             log = stood.log
     return Recurring(
         library=Library(tuple(held[digest] for digest in shelf)),
@@ -147,9 +136,13 @@ def context(request: Request, shelf: Recurring, key: bytes) -> list[Item]:
     return sorted(dict.fromkeys(request.hints.context), key=new)
 
 
-def _pays(found: Sent, log: Sequence[Recipe], saved: int) -> bool:
-    """Whether a log goes on, or as much was saved without it as its end would cost."""
-    return len(log) > 1 or (bool(log) and saved >= found.since(log[0].place))
+def _pays(request: Request, log: Sequence[Recipe], saved: int, key: bytes) -> bool:
+    """Whether a log goes on, or as much was saved without it as its end would cost: all behind its first turn."""
+    if len(log) != 1:
+        return bool(log)
+    before = range(request.parts.leading, request.parts.newest.start)
+    behind = itertools.dropwhile(lambda at: keyed(request.places[at], key) != log[0].place, before)
+    return saved >= sum(request.messages[at].size_bytes for at in behind)
 
 
 def _by_digest(found: Iterable[Item], key: bytes, stands: Container[tuple[str, str]]) -> dict[bytes, Item]:

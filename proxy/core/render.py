@@ -45,7 +45,7 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
 
 
 def last(draft: Draft) -> bytes:
-    """Return the system message with which the prompt ends; empty where it has none of ours."""
+    """Return the last message, `{"role":"system","content":"…"}`; empty where the prompt has none of ours."""
     values = draft.values
     return orjson.dumps({"role": values.role, "content": values.last}) if values.last else b""
 
@@ -117,22 +117,24 @@ def _replaced(raw: bytes, text: Text, change: Change) -> bytes:
 
 def offsets(spelled: str, characters: Sequence[int]) -> dict[int, int]:
     """Find where characters of a string stand in its JSON spelling, quote included."""
-    offsets: dict[int, int] = {}
+    found: dict[int, int] = {}
     done, shift = 0, 1
     escapes = [(found.start(), found.end() - found.start()) for found in _ESCAPE.finditer(spelled)]
     for character in sorted(set(characters)):
         while done < len(escapes) and escapes[done][0] < character + shift:
             shift += escapes[done][1] - 1
             done += 1
-        offsets[character] = character + shift
-    return offsets
+        found[character] = character + shift
+    return found
 
 
 def quoted(text: str) -> bytes:
+    """Spell a text in JSON, without its quotes."""
     return orjson.dumps(text)[1:-1]
 
 
 def part(text: str) -> bytes:
+    """Return `{"type":"text","text":"…"}`."""
     return b'{"type":"text","text":' + orjson.dumps(text) + b"}"
 
 

@@ -93,7 +93,7 @@ class Standing:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Tell any two lineages apart, the same in every process."""
+        """Tell any two lineages apart, the same in every process; the pieces of a log have no order of their own."""
         form = self.form
         return (form.slots, form.lines, sorted(form.behind), sorted(form.edited), form.template,
                 self.shelf, self.brought, self.calm, self.keys, repr(self.log))  # fmt: skip

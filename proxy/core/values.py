@@ -1,4 +1,4 @@
-"""Volatile lines of L1, on the wire: a marker in their place, their current values before the user's words.
+"""Volatile lines of L1, on the wire: a marker in their place, their current values before the user's words or last.
 
     system  …Be brief.\\n[current value 1: in the newest <current_values key="9f3a61d0">]\\nCite sources.…
     user    <current_values key="9f3a61d0">\\nIt is 10:15.\\n</current_values>\\n\\nWhy?

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from proxy.core.recipe import Recipe, Words, keyed
-from proxy.core.recurring import Sent, sent, stands
+from proxy.core.recurring import Recurring, sent, stands
+from proxy.core.request import Request
 from proxy.core.template import Known, Standing
 from tests.core.conftest import read_body
 from tests.core.test_values import OK, Client, Messages, user
@@ -272,13 +273,17 @@ def test_a_library_without_a_system_message() -> None:
     assert Client(store=client.store).say(None, asked("else", A))[0]["content"].startswith("<context_library>")
 
 
-def sent_by(*messages: dict[str, Any]) -> Sent:
-    request = read_body({"messages": [{"role": "system", "content": SYSTEM}, *messages]})
-    return sent(request, b"key")
+def requested(*messages: dict[str, Any]) -> Request:
+    return read_body({"messages": [{"role": "system", "content": SYSTEM}, *messages]})
+
+
+def stand(messages: Messages, stood: Standing | None, known: Known, *, frozen: bool = False) -> Recurring:
+    request = requested(*messages)
+    return stands(request, sent(request, b"key"), stood, known, frozen=frozen)
 
 
 def digests(*notes: str) -> tuple[bytes, ...]:
-    return tuple(sent_by(asked("q", *notes)).brought)
+    return tuple(sent(requested(asked("q", *notes)), b"key").brought)
 
 
 def logged(*places: bytes) -> tuple[Recipe, ...]:
@@ -286,7 +291,7 @@ def logged(*places: bytes) -> tuple[Recipe, ...]:
 
 
 LONG = [asked("x" * 9_000), OK]
-FIRST, HERE = keyed(sent_by(*LONG, asked("q")).sizes[0][0], b"key"), b"elsewhere"
+FIRST, HERE = keyed(requested(*LONG, asked("q")).places[1], b"key"), b"elsewhere"
 ONE, TWO = logged(HERE), logged(HERE, FIRST)
 
 
@@ -320,15 +325,15 @@ def test_what_stands_again(
     stood: Standing, messages: Messages, shelf: tuple[bytes, ...], calm: int, goes_on: bool
 ) -> None:
     """What stands in L2, whether earlier turns are put back, and how long all has come again."""
-    found = stands(sent_by(*messages), stood, Known(b"key", answered=True), frozen=False)
-    assert stands(sent_by(*messages), stood, Known(b"key"), frozen=False).log == ()
+    found = stand(messages, stood, Known(b"key", answered=True))
+    assert stand(messages, stood, Known(b"key")).log == ()
     assert (found.shelf, found.calm, found.log) == (shelf, calm, stood.log if goes_on else ())
     assert len(found.library.items) == len(shelf)
 
 
 def test_signed_reasoning_keeps_its_place() -> None:
     """Nothing is added in front of it, and what stood there when it was made stands there again."""
-    begun = stands(sent_by(asked("q", A)), None, Known(b"key", recurring=digests(A)), frozen=True)
+    begun = stand([asked("q", A)], None, Known(b"key", recurring=digests(A)), frozen=True)
     assert begun.shelf == ()
     client, signed = Client(), {**OK, "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}
     first = client.say(SYSTEM, asked("q0", A))
