@@ -30,7 +30,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context"})
 """Strata's own, where the client's bytes did not change: an epoch ended, the library grew, a line of the system prompt
-was found to change and is told elsewhere, what stood before the user's words in an earlier turn is gone."""
+was found to change and is told elsewhere, what stood before the user's words in an earlier turn or last is gone."""
 Place = Literal["parameters", "tools", "L1", "L2", "L3", "L4", "L5"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -146,6 +146,9 @@ def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Rea
     was, now = old[0], new[0] if new else None
     if now is None:
         return Break(layer=was.layer, kind="history_cut", message=was.index, shared_tokens=shared)
+    if len(old) == 1 and was.layer == "L3" and was.index is None and now.index is not None:
+        # The values it ended with were never a part of the conversation.
+        return Break(layer="L3", kind="turn_context", was=_said(was.raw)[:_EXCERPT], shared_tokens=shared)
     if "tools" in {was.layer, now.layer}:
         return _tools(was, now, shared)
     text_was, text_now = _said(was.raw), _said(now.raw)

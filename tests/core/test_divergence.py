@@ -254,3 +254,20 @@ def test_our_own_breaks_are_named_as_ours(talk: Callable[[], Any], scale: TokenS
         kinds = [found.kind for (one, _), (other, made) in itertools.pairwise(traces)
                  if (found := divergence.divergence(one, other, made.began))]  # fmt: skip
         assert set(kinds) == {kind}
+
+
+def test_values_at_the_end_of_the_prompt_before_are_no_edit_of_the_history() -> None:
+    """They are told anew each time; what follows them in the next prompt is its growth."""
+    system = Piece("L1", 0, b'{"role":"system","content":"s"}', 100)
+    asked = Piece("L5", 1, b'{"role":"user","content":"a"}', 10)
+    rest = [
+        Piece("L4", 2, b'{"role":"assistant","content":"b"}', 20),
+        Piece("L5", 3, b'{"role":"user","content":"c"}', 5),
+    ]
+    told = [Piece("L3", None, b'{"role":"system","content":"10:0%d"}' % minute, 7) for minute in (1, 2)]
+    before = Trace(0.0, (), (system, asked, told[0]))
+    found = divergence.divergence(before, Trace(1.0, (), (system, asked, *rest, told[1])))
+    assert found == Break(layer="L3", kind="turn_context", was="10:01", shared_tokens=110)
+    again = divergence.divergence(before, Trace(1.0, (), (system, asked, told[1])))
+    assert again is not None
+    assert (again.layer, again.kind) == ("L3", "clock")

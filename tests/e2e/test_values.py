@@ -56,6 +56,17 @@ async def test_a_clock_leaves_l1_and_its_value_arrives() -> None:
     assert answer.headers["x-strata-current-values"] == "1"
 
 
+async def test_values_at_the_end_break_nothing_of_the_history() -> None:
+    """What the receipt says of the next turn is Strata's own, and no edit of the client's."""
+    async with rigged(None, SYSTEM_LAST="true") as rig:
+        history: list[dict[str, Any]] = []
+        for minute in range(1, 5):
+            asked = [system(minute), *history, user(f"q{minute}")]
+            answer = await rig.proxy.post(chat_body(messages=asked))
+            history += [user(f"q{minute}"), answer.json()["choices"][0]["message"]]
+    assert answer.headers["x-strata-divergence"] == "L3; kind=turn_context"
+
+
 async def test_switched_off_nothing_moves() -> None:
     """The client's own bytes go upstream, break after break."""
     async with rigged(None, CURRENT_VALUES="false") as rig:
