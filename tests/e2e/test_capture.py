@@ -25,7 +25,7 @@ TOKEN = {"authorization": "Bearer t-1"}
 
 
 @contextlib.asynccontextmanager
-async def capturing(rig: Rig, query: str = "seconds=2", *, left_out: int = 0) -> AsyncIterator[list[dict[str, Any]]]:
+async def capturing(rig: Rig, query: str = "seconds=4", *, left_out: int = 0) -> AsyncIterator[list[dict[str, Any]]]:
     """Capture while the block runs; its list is filled when it ends."""
     found: list[dict[str, Any]] = []
     begun = asyncio.Event()
@@ -178,7 +178,7 @@ async def test_no_more_than_four_capture_at_once() -> None:
 async def test_a_request_of_one_long_word_holds_nobody_up() -> None:
     """Redacting it does not take the interpreter for itself."""
     async with rigged(None, ADMIN_TOKEN="t-1") as rig:
-        async with capturing(rig) as found:
+        async with capturing(rig, "seconds=12") as found:
             assert (await rig.proxy.post(chat_body("a" * 4_000_000 + "b"))).status_code == 200
             async with asyncio.timeout(2):
                 assert (await rig.proxy.http.get("/livez")).status_code == 200
