@@ -93,7 +93,8 @@ class Analyst:
         found = self._lines.get(digest)
         if found is None:
             found = lines.read(leading, key)
-            self._lines.put(digest, found, 100 + 250 * len(found))
+            texts = sum(len(text.value) for message in leading for text in message.texts)
+            self._lines.put(digest, found, 100 + 250 * len(found) + 2 * texts)
         return found
 
     def chunks(self, raw: bytes, digest: bytes) -> Chunks:

@@ -105,18 +105,16 @@ def trace(request: Request, draft: Draft, scale: Scale, *, at: float) -> Trace:
     tools = [draft.tools or request.member("tools"), request.member("functions"), request.member("response_format")]
     if any(tools):
         pieces.append(Piece("tools", None, b"\0".join(tools), sum(scale.schema(raw) for raw in tools if raw)))
-    if draft.inserted:
-        pieces.append(Piece("L3", None, draft.inserted.encode(), scale.text(draft.inserted)))
-    for index, message in enumerate(request.messages):
-        if draft.keeps(index):
-            changed = index in draft.forms or index in draft.changes
-            raw = render.sent(request, draft, index) if changed else request.raw(index)
-            tokens = scale.text(raw.decode("utf-8", "replace")) if changed else scale.message(raw, message.digest)
-            layer: Name = "L1" if index < draft.leading else "L5" if index == draft.newest.start else "L4"
-            pieces.append(Piece(layer, index, raw, tokens, request.raw(index) if changed else b""))
-    if raw := render.last(draft):
-        pieces.append(Piece("L3", None, raw, scale.text(raw.decode())))
+    for each in render.prompt(request, draft):
+        tokens = scale.message(each.raw, each.digest)
+        pieces.append(Piece(_layer(draft, each.index), each.index, each.raw, tokens, each.own))
     return Trace(at, keyed, tuple(pieces))
+
+
+def _layer(draft: Draft, index: int | None) -> Name:
+    if index is None:
+        return "L3"
+    return "L1" if index < draft.leading else "L5" if index == draft.newest.start else "L4"
 
 
 def divergence(before: Trace, now: Trace, began: Reason | None = None) -> Break | None:

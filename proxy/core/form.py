@@ -7,6 +7,7 @@ volatile: from then on its value stands among the current values, and L1 names t
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Form:
     """How a lineage's L1 stands: its stable lines in the client's order, and which of them stand behind the others.
 
     `slots` are the places, by number of stable lines in front, where volatile lines stand; `edited` are the gaps whose
-    lines changed once and were taken in place; `template` is what it was made from.
+    lines changed once and were taken in place, or hold a value that its words did not tell: whatever stands there is a
+    value. `template` is what it was made from.
     """
 
     lines: tuple[Key, ...] = ()
@@ -87,17 +89,20 @@ class Roles:
         each = zip(self.lines[:until], self.each[:until], strict=True)
         return sum(line.end - line.start for line, part in each if part == role)
 
-    def form(self, template: bytes, edited: frozenset[Gap] = frozenset()) -> Form:
-        """Return the form they make."""
+    def form(self, template: bytes, words: Container[bytes], edited: frozenset[Gap] = frozenset()) -> Form:
+        """Return the form they make where these `words` tell a value."""
         keys: list[Key] = []
-        behind, slots = set[int](), set[int]()
+        behind, slots, untold = set[int](), set[int](), set[int]()
         for at, (line, role) in enumerate(zip(self.lines, self.each, strict=True)):
             if role == "volatile" or at in self.empty:
                 slots.add(len(keys))
+            if role == "volatile" and text_lines.words(line.key) not in words:
+                untold.add(len(keys))
             if role != "volatile":
                 behind |= {len(keys)} if role == "behind" else set()
                 keys.append(line.key)
         slots |= {len(keys)} if len(self.lines) in self.empty else set()
+        edited |= {beside(keys, at, at) for at in untold}
         return Form(tuple(keys), frozenset(behind), tuple(sorted(slots)), edited, template)
 
     def settle(self) -> None:
@@ -105,7 +110,7 @@ class Roles:
         if not self._balanced() or "kept" not in self.each:
             self.each = ["kept"] * len(self.lines)
             self.empty.clear()
-        texts = [(line.index, id(line.text)) for line in self.lines]
+        texts = [(line.index, line.text.where) for line in self.lines]
         filled = {text for text, role in zip(texts, self.each, strict=True) if role != "behind"}
         self.mark([at for at, text in enumerate(texts) if text not in filled], "kept")
 
@@ -153,13 +158,14 @@ def follow(
         if gap.low < gap.high or (gap.new and not (slot and change.is_value(gap))):
             change.take(gap, slot=slot)
         elif slot:
+            change.hold(gap)
             roles.mark(gap.new, "volatile")
             roles.empty |= set() if gap.new else {gap.first}
     before = list(roles.each)
     roles.settle()
     if change.broke is None and roles.each == before:
-        return Followed(roles, form)
-    became = roles.form(form.template, form.edited | change.edited)
+        return Followed(roles, dataclasses.replace(form, edited=form.edited | change.edited))
+    became = roles.form(form.template, known.words | change.words, form.edited | change.edited)
     known_slots = {beside(form.lines, at, at) for at in form.slots}
     slots = frozenset(beside(became.lines, at, at) for at in became.slots) - known_slots
     lessons = Lessons(slots, frozenset(change.words), change.edits)
@@ -196,6 +202,11 @@ class _Change:
         """Whether all that stands in a slot is its value: not where some is known by its words and some is not."""
         recognised = [self._recognised(at) for at in gap.new]
         return all(recognised) or not any(recognised) or beside(self._was.lines, gap.low, gap.high) in self._was.edited
+
+    def hold(self, gap: Between) -> None:
+        """Whatever others teach later, what its words do not tell stays a value here."""
+        if not all(self._recognised(at) for at in gap.new):
+            self.edited |= {beside(self._was.lines, gap.low, gap.high)}
 
     def take(self, gap: Between, *, slot: bool) -> None:
         """Say what the lines of one gap are."""
@@ -237,7 +248,8 @@ class _Change:
             inside = gap.new
         else:
             if self._blocks is None:
-                self._blocks = text_lines.blocks(lines)
+                spanning = (block for block in text_lines.blocks(lines) if block.first < block.last)
+                self._blocks = tuple(dict.fromkeys(spanning))
             around = (block for block in self._blocks if block.first < gap.first and gap.last <= block.last)
             block = next(around, None)
             if block is None:

@@ -7,6 +7,7 @@ depends on the grid alone, so that it holds still while the conversation grows b
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import itertools
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from proxy.core import budget, measure, render, shorten
+from proxy.core import budget, measure, shorten
 from proxy.core.budget import Limit
 from proxy.core.cut import WHOLE, Cut
 from proxy.core.layers import Draft
@@ -128,7 +129,7 @@ class _Ladder:
         self.signed = any(message.signed for message in request.messages)
         self._units = _units(request.messages, parts)
         first, last = parts.leading, self._units[-1].end if self._units else parts.leading
-        self._weights = {index: _weight(request, whole, index, scale) for index in range(first, last)}
+        self._weights = {index: measure.weigh(request, whole, index, scale) for index in range(first, last)}
         self._ends = dict(zip(self._weights, itertools.accumulate(self._weights.values()), strict=True))
         fixed = sum(scale.message(request.raw(index), request.messages[index].digest) for index in range(first))
         self._fixed = fixed + _schemas(request, scale)
@@ -152,8 +153,9 @@ class _Ladder:
         # What stands shortened is small: a step of the whole would take nearly all of it.
         step = budget.step(min(target, self._base), self._fixed) if shorter else self._step
         grid = max(0, math.ceil((least - target) / step))
+        lost = list(itertools.accumulate((self._loses(unit, shorter) for unit in self._units), initial=0))
         while True:
-            gone = max(self._gone(grid * step, shorter), self._floor)
+            gone = max(bisect.bisect_left(lost, min(grid * step, lost[-1])), self._floor)
             for reach in self._reaches(uncut, gone, shorter):
                 cut = self._cut(cut, gone, reach, shorter)
                 yield cut
@@ -174,23 +176,20 @@ class _Ladder:
         floor = frozenset(index for index in self._least.shortened if index >= first)
         return Cut(dropped=dropped, shortened=old | floor, outlined=cut.outlined, quiet=self.signed)
 
-    def _gone(self, wanted: int, shorter: Mapping[int, int]) -> int:
-        """Return how many units lose so many tokens, each as it would stand shortened."""
-        lost, gone = 0, 0
-        while lost < wanted and gone < len(self._units):
-            unit = self._units[gone]
-            lost += sum(self._weights[index] - shorter.get(index, 0) for index in range(unit.start, unit.end))
-            gone += 1
-        return gone
+    def _loses(self, unit: Span, shorter: Mapping[int, int]) -> int:
+        """Return what goes with a unit, as it would stand shortened."""
+        return sum(self._weights[index] - shorter.get(index, 0) for index in range(unit.start, unit.end))
 
     def _reaches(self, uncut: int, gone: int, shorter: Mapping[int, int]) -> Iterator[int]:
         """Return how far from its start history is shortened, in steps: the first that should do and those behind."""
         end = max(self._ends.values(), default=0)
         first = self._units[gone - 1].end if gone else self._parts.leading
         total = uncut - sum(weight for index, weight in self._weights.items() if index < first)
+        old = [index for index in shorter if index >= first]
+        ends = [self._ends[index] for index in old]
+        saved = list(itertools.accumulate((shorter[index] for index in old), initial=0))
         for reach in range(0, end + self._step, self._step):
-            saved = sum(less for index, less in shorter.items() if index >= first and self._ends[index] <= reach)
-            if total - saved <= self._limit.tokens or reach >= end:
+            if total - saved[bisect.bisect_right(ends, reach)] <= self._limit.tokens or reach >= end:
                 yield reach
 
     def _shorter(self, roles: frozenset[str]) -> dict[int, int]:
@@ -235,13 +234,6 @@ def _units(messages: Sequence[Message], parts: Shape) -> tuple[Span, ...]:
         newest = ()
     last = max((place for place, span in enumerate(newest) if messages[span.start].calls), default=len(newest) - 1)
     return (*parts.turns[:-1], *newest[: max(0, last)])
-
-
-def _weight(request: Request, draft: Draft, index: int, scale: Scale) -> int:
-    if index not in draft.forms and index not in draft.changes:
-        return scale.message(request.raw(index), request.messages[index].digest)
-    raw = render.sent(request, draft, index)
-    return scale.message(raw, _digest(raw))
 
 
 def _digest(raw: bytes) -> bytes:

@@ -40,6 +40,7 @@ _NAMES = ("path", "file_path", "filename", "url", "href", "src", "id", "name", "
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _MARKUP = re.compile(r"<[^<>]*>")
 _CHILD = re.compile(rf"<({'|'.join(_NAMES)}|start_line|end_line|query)>([^<>]{{1,1000}})</\1>")
+_BLANK = re.compile(r"[^\S\n]*")
 _HEAD = 2_000
 """Identity stands at a block's head; further in, the same tags are content."""
 
@@ -104,39 +105,33 @@ def find(text: str, tags: Tags, count: Count) -> tuple[Block, ...]:
     """
     blocks: list[Block] = []
     unclosed: set[str] = set()
-    at = 0
+    at, fresh = 0, True
     while opened := tags.opening.search(text, at):
         tag, attributes = opened.groups()
-        if not _opens_line(text, opened.start(), at if blocks and blocks[-1].end == at else 0):
-            at = opened.end()
+        before = text[at : opened.start()]
+        line = before.rfind("\n") + 1
+        if before[line:].strip() or not (fresh or line):
+            at, fresh = opened.end(), False
             continue
         end = 0 if tag in unclosed or attributes.endswith("/") else _close(text, tag, opened.end())
-        if end and not _closes_line(text, end, tags):
-            at = end
-            continue
         if not end:
             if not attributes.endswith("/"):
                 unclosed.add(tag)
-            at = opened.end()
+            at, fresh = opened.end(), False
             continue
-        content = text[opened.start() : end]
-        item = None
-        if tags.kinds[tag] != "tool":
-            item = make(tag, content, _name(attributes, content), count, tags, trusted=_trusts(attributes))
-        blocks.append(Block(opened.start(), end, item))
-        at = end
+        at, fresh = end, _closes_line(text, end, tags)
+        if fresh:
+            content, item = text[opened.start() : end], None
+            if tags.kinds[tag] != "tool":
+                item = make(tag, content, _name(attributes, content), count, tags, trusted=_trusts(attributes))
+            blocks.append(Block(opened.start(), end, item))
     return tuple(blocks)
 
 
-def _opens_line(text: str, at: int, after: int) -> bool:
-    before = text[max(after, text.rfind("\n", after, at) + 1) : at]
-    return not before.strip()
-
-
 def _closes_line(text: str, end: int, tags: Tags) -> bool:
-    stop = text.find("\n", end)
-    rest = text[end : stop if stop >= 0 else len(text)].strip()
-    return not rest or bool(tags.opening.match(rest))
+    blank = _BLANK.match(text, end)
+    at = blank.end() if blank else end
+    return text[at : at + 1] in {"", "\n"} or bool(tags.opening.match(text, at))
 
 
 def make(tag: str, content: str, name: str, count: Count, tags: Tags, *, trusted: bool) -> Item:

@@ -6,13 +6,14 @@ bytes go upstream.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core import shorten
 from proxy.core.cut import WHOLE, Cut, left_out
-from proxy.core.items import Item
+from proxy.core.items import Block, Item
 from proxy.core.library import Library
 from proxy.core.message import Message, Text
 from proxy.core.turn import Shape, Span
@@ -36,17 +37,24 @@ class Replacement:
         return len(self.spelled) or len(self.text.encode("utf-8", "surrogatepass"))
 
 
-Replaced = tuple[tuple[Text, tuple[Replacement, ...]], ...]
-"""What is replaced in a message, by place of the text."""
+def touches(runs: Sequence[Replacement], block: Block) -> bool:
+    """Whether some of a block is replaced; `runs` are in order."""
+    at = bisect.bisect_right(runs, block.start, key=lambda run: run.end)
+    return at < len(runs) and runs[at].start < block.end
+
+
+Replaced = Mapping[tuple[int, int], tuple[Replacement, ...]]
+"""What is replaced in a message, by where the text stands in it."""
+NONE_REPLACED: Replaced = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is done to one message: text put before, text put behind, blocks replaced (by place of the text)."""
+    """What is done to one message: text put before, text put behind, what is replaced in its texts."""
 
     before: str = ""
     behind: str = ""
-    replaced: Replaced = ()
+    replaced: Replaced = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +138,7 @@ class Draft:
 
     def runs(self, index: int) -> list[Replacement]:
         """What is replaced in a message."""
-        return [run for _, runs in self.changes[index].replaced for run in runs] if index in self.changes else []
+        return [run for runs in self.changes[index].replaced.values() for run in runs] if index in self.changes else []
 
 
 @dataclass(slots=True)
@@ -229,7 +237,7 @@ def arrange(
         doubted = lasting and not slot.message.freezes
         before = dict(standing.newest) if doubted else {}
         texts = () if slot.fixed else slot.message.texts
-        replaced = tuple((text, runs) for text in texts if (runs := _replace(text, standing, slot.spelled)))
+        replaced: Replaced = {text.where: runs for text in texts if (runs := _replace(text, standing, slot.spelled))}
         if doubted:
             standing.doubt(slot.message, before)
         takes = _takes(slot.message)
@@ -256,7 +264,7 @@ def _lead(slots: Sequence[Slot], standing: _Standing, l1: L1, *, behind: str, pl
     """Arrange the leading system messages: what is replaced in them, and what joins the one at `place`."""
     changes: dict[int, Change] = {}
     for index, slot in enumerate(slots):
-        replaced = () if slot.fixed else l1.replaced.get(index, ())
+        replaced = NONE_REPLACED if slot.fixed else l1.replaced.get(index, NONE_REPLACED)
         joined = SEPARATOR.join(filter(None, [behind, l1.behind])) if index == place and not slot.fixed else ""
         _note(slot.message, standing, replaced)
         if replaced or joined:
@@ -279,34 +287,39 @@ def _halves(library: Library, place: int | None) -> tuple[str, str]:
 def _tell(told: str, message: Message, front: str, replaced: Replaced) -> tuple[str, Replaced]:
     """Put the current values behind what the client attached, before the user's words."""
     first = message.texts[0] if told and message.texts else None
-    at = 0
-    for block in first.blocks if first else ():
-        if first and not first.value[at : block.start].strip():
-            at = block.end
+    at = _attached(first) if first else 0
     if first is None or not at:
         return SEPARATOR.join(filter(None, [front, told])), replaced
     here = Replacement(at, at, SEPARATOR + told)
-    others = tuple((text, runs) for text, runs in replaced if text is not first)
-    mine = next((runs for text, runs in replaced if text is first), ())
-    return front, ((first, tuple(sorted([*mine, here], key=lambda run: (run.start, run.end)))), *others)
+    runs = sorted([*replaced.get(first.where, ()), here], key=lambda run: (run.start, run.end))
+    return front, {**replaced, first.where: tuple(runs)}
 
 
-def _note(message: Message, standing: _Standing, replaced: Replaced = ()) -> None:
+def _attached(text: Text) -> int:
+    """Return where the blocks end with which a text begins."""
+    at = 0
+    for block in text.blocks:
+        if text.value[at : block.start].strip():
+            break
+        at = block.end
+    return at
+
+
+def _note(message: Message, standing: _Standing, replaced: Replaced = NONE_REPLACED) -> None:
     """Note what stands; a block of which some was replaced by another text does not."""
     for text in message.texts:
-        taken = [run for other, runs in replaced if other is text for run in runs if run.text]
+        taken = [run for run in replaced.get(text.where, ()) if run.text]
         for block in text.blocks:
-            if block.item and not any(run.start < block.end and block.start < run.end for run in taken):
+            if block.item and not touches(taken, block):
                 standing.place(block.item)
 
 
 def _bring(context: Sequence[Item], standing: _Standing, *, pack: bool) -> str:
     """Render the request's own context: references to what stands before it, then what is new, each once."""
-    items = tuple(dict.fromkeys(context))
-    repeated = [item for item in items if standing.holds(item)]
-    named = [standing.refer(item) for item in repeated]
+    stands = {item: standing.holds(item) for item in context}
+    named = [standing.refer(item) for item, held in stands.items() if held]
     blocks = [_reference(named)] if named else []
-    fresh = tuple(item for item in items if item not in repeated)
+    fresh = tuple(item for item, held in stands.items() if not held)
     for item in shorten.packed(fresh) if pack else fresh:
         standing.place(item)
         blocks.append(item.content)

@@ -53,7 +53,7 @@ class Line:
 
     def beside(self, other: Line) -> bool:
         """Whether both stand in one text: the same words may stand in two messages."""
-        return self.index == other.index and self.text is other.text
+        return self.index == other.index and self.text.where == other.text.where
 
 
 def read(leading: Sequence[Message], key: bytes) -> tuple[Line, ...]:

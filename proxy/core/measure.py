@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from proxy.core import render, tokens
-from proxy.core.layers import Draft
+from proxy.core import render, shorten, tokens
+from proxy.core.layers import Draft, touches
 from proxy.core.library import items
 from proxy.core.message import Message
 from proxy.core.request import Request
@@ -62,14 +62,18 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
     for key in ("tools", "functions", "response_format"):
         if raw := (draft.tools if key == "tools" else b"") or request.member(key):
             sums.put("tools", scale.schema(raw), raw)
-    for index in range(len(request.placed)):
-        if draft.keeps(index):
-            _put_message(sums, scale, request, draft, index)
+    for each in render.prompt(request, draft):
+        amount = scale.message(each.raw, each.digest)
+        message = request.messages[each.index] if each.index is not None else None
+        if each.index is None or message is None:
+            sums.put("L3", amount, each.raw)
+        elif each.index < draft.leading:
+            sums.put("L1", amount, message.digest)
+        elif each.index == draft.newest.start and message.role == "user":
+            _put_newest(sums, scale, message, draft, amount)
+        else:
+            sums.put("L4", amount, each.digest)
     _put_library(sums, scale, draft)
-    if draft.inserted:
-        sums.put("L3", tokens.PER_MESSAGE + 1 + scale.text(draft.inserted), draft.inserted.encode())
-    if raw := render.last(draft):
-        sums.put("L3", scale.message(raw, hashlib.sha256(raw).digest()), raw)
     if draft.l1:
         sums.content["L1"] = hashlib.sha256(draft.l1)
     sums.weight["L5"] += tokens.PRIMING
@@ -86,7 +90,7 @@ class Losses:
     dropped_messages: int = 0
     dropped_tokens: int = 0
     shortened_messages: int = 0
-    outlined_items: int = 0
+    shortened_items: int = 0
     shortened_tokens: int = 0
 
 
@@ -96,18 +100,21 @@ NO_LOSSES = Losses()
 def losses(request: Request, draft: Draft, scale: Scale) -> Losses:
     """Weigh what is not sent."""
     cut, partial = draft.cut, [item for item in draft.library.items if item.partial]
-    if not (cut.dropped or cut.shortened or partial):
+    if not (cut.dropped or cut.shortened or cut.packed or partial):
         return NO_LOSSES
     dropped = [index for span in cut.dropped for index in range(span.start, span.end)]
     shortened = [index for index in cut.shortened if draft.keeps(index)]
     whole = {item.key: item.content for message in request.messages for item in items(message)}
-    saved = sum(_whole(request, index, scale) - _sent(request, draft, index, scale) for index in shortened)
+    saved = sum(_whole(request, index, scale) - weigh(request, draft, index, scale) for index in shortened)
     saved += sum(scale.text(whole[item.key]) - scale.text(item.content) for item in partial if item.key in whole)
+    brought = tuple(item for item in dict.fromkeys(request.hints.context) if item not in draft.referenced)
+    packed = shorten.packed(brought) if cut.packed else brought
+    saved += sum(scale.text(item.content) for item in brought) - sum(scale.text(item.content) for item in packed)
     return Losses(
         dropped_messages=len(dropped),
         dropped_tokens=sum(_whole(request, index, scale) for index in dropped),
         shortened_messages=len(shortened),
-        outlined_items=len(partial),
+        shortened_items=len(partial) + len({*brought} - {*packed}),
         shortened_tokens=max(0, saved),
     )
 
@@ -116,9 +123,10 @@ def _whole(request: Request, index: int, scale: Scale) -> int:
     return scale.message(request.raw(index), request.messages[index].digest)
 
 
-def _sent(request: Request, draft: Draft, index: int, scale: Scale) -> int:
-    raw = render.sent(request, draft, index)
-    return scale.message(raw, hashlib.sha256(raw).digest())
+def weigh(request: Request, draft: Draft, index: int, scale: Scale) -> int:
+    """Weigh one message as it is forwarded, or would be if it is left out."""
+    each = render.whole(request, draft, index)
+    return scale.message(each.raw, each.digest)
 
 
 @dataclass(slots=True)
@@ -133,21 +141,6 @@ class _Sums:
     def freeze(self) -> Layers:
         digests = {name: content.hexdigest()[:16] for name, content in self.content.items()}
         return Layers(tuple(Layer(name, self.weight[name], digests.get(name, "")) for name in NAMES))
-
-
-def _put_message(sums: _Sums, scale: Scale, request: Request, draft: Draft, index: int) -> None:
-    message, change = request.placed[index].message, draft.changes.get(index)
-    raw, digest = request.raw(index), message.digest
-    if change is not None or index in draft.forms:
-        raw = render.sent(request, draft, index)
-        digest = hashlib.sha256(raw).digest()
-    amount = scale.message(raw, digest)
-    if index < draft.leading:
-        sums.put("L1", amount, message.digest)
-    elif index == draft.newest.start and message.role == "user":
-        _put_newest(sums, scale, message, draft, amount)
-    else:
-        sums.put("L4", amount, digest)
 
 
 def _put_library(sums: _Sums, scale: Scale, draft: Draft) -> None:
@@ -166,15 +159,11 @@ def _put_newest(sums: _Sums, scale: Scale, message: Message, draft: Draft, amoun
     """Split the newest user message: what was attached or told is L3, the user's own words are L5."""
     attached = [text for text in (draft.context, draft.values.text) if text]
     change = draft.changes.get(draft.newest.start)
-    replaced = {id(text): runs for text, runs in change.replaced} if change else {}
+    replaced = change.replaced if change else {}
     for text in message.texts:
-        runs = replaced.get(id(text), ())
+        runs = replaced.get(text.where, ())
         attached += [run.text for run in runs if run.end > run.start]
-        attached += [
-            text.value[block.start : block.end]
-            for block in text.blocks
-            if not any(run.start <= block.start < run.end for run in runs)
-        ]
+        attached += [text.value[block.start : block.end] for block in text.blocks if not touches(runs, block)]
     for piece in attached:
         # Counted apart, pieces can come to a token or two more than where they touch.
         weight = min(scale.text(piece), amount)

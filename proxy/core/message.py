@@ -31,6 +31,11 @@ class Text:
     value: str
     blocks: tuple[Block, ...]
 
+    @property
+    def where(self) -> tuple[int, int]:
+        """What tells it from the message's other texts, however often the message is analysed."""
+        return self.start, self.end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:

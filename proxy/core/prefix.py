@@ -34,7 +34,7 @@ class Step:
     chunks: Chunks
 
 
-def chunks(raw: bytes, _: bytes = b"") -> Chunks:
+def chunks(raw: bytes) -> Chunks:
     """Digest a step's bytes chunk by chunk."""
     return tuple(
         hashlib.blake2b(raw[at : at + CHUNK_BYTES], digest_size=8).digest() for at in range(0, len(raw), CHUNK_BYTES)
@@ -43,20 +43,8 @@ def chunks(raw: bytes, _: bytes = b"") -> Chunks:
 
 def forwarded(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tuple[Step, ...]:
     """Return the steps of a prompt as it is forwarded."""
-    steps = [_tools(request, draft.tools, scale, chunk)]
-    if draft.inserted:
-        raw = draft.inserted.encode()
-        steps.append(Step(hashlib.sha256(raw).digest(), scale.text(draft.inserted), chunks(raw)))
-    for index, placed in enumerate(request.placed):
-        if draft.keeps(index):
-            changed = index in draft.forms or index in draft.changes
-            raw = render.sent(request, draft, index) if changed else request.raw(index)
-            digest = hashlib.sha256(raw).digest() if changed else placed.message.digest
-            steps.append(Step(digest, scale.message(raw, digest), chunk(raw, digest)))
-    if raw := render.last(draft):
-        digest = hashlib.sha256(raw).digest()
-        steps.append(Step(digest, scale.message(raw, digest), chunks(raw)))
-    return tuple(steps)
+    messages = (_step(each.raw, each.digest, scale, chunk) for each in render.prompt(request, draft))
+    return (_tools(request, draft.tools, scale, chunk), *messages)
 
 
 def as_sent(
@@ -75,8 +63,11 @@ def as_sent(
 
 def _own(request: Request, scale: Scale, chunk: Chunk) -> Iterator[Step]:
     for index, placed in enumerate(request.placed):
-        raw, digest = request.raw(index), placed.message.digest
-        yield Step(digest, scale.message(raw, digest), chunk(raw, digest))
+        yield _step(request.raw(index), placed.message.digest, scale, chunk)
+
+
+def _step(raw: bytes, digest: bytes, scale: Scale, chunk: Chunk) -> Step:
+    return Step(digest, scale.message(raw, digest), chunk(raw, digest))
 
 
 _NO_TOOLS = Step(b"", 0, ())

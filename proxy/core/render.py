@@ -5,15 +5,17 @@ Everything outside a change is spliced from the client's own body, spelling and 
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 
 import orjson
 
 from proxy.core.body import Edit, add, elements, remove, splice, split
 from proxy.core.items import Block
-from proxy.core.layers import SEPARATOR, Change, Draft
-from proxy.core.message import Message, Text
+from proxy.core.layers import SEPARATOR, Change, Draft, Replacement
+from proxy.core.message import Message
 from proxy.core.request import OWN, Request
 
 _ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.")
@@ -45,9 +47,47 @@ def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
 
 
 def last(draft: Draft) -> bytes:
-    """Return the last message, `{"role":"system","content":"…"}`; empty where the prompt has none of ours."""
-    values = draft.values
-    return orjson.dumps({"role": values.role, "content": values.last}) if values.last else b""
+    """Return the last message where it is ours, `{"role":"system","content":"…"}`."""
+    return orjson.dumps({"role": draft.values.role, "content": draft.values.last})
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message of a prompt as it is forwarded. `index` is its place in the request, None where it is ours alone.
+
+    `own` are the client's own bytes, where these are others.
+    """
+
+    index: int | None
+    raw: bytes
+    digest: bytes
+    own: bytes = b""
+
+
+def prompt(request: Request, draft: Draft) -> Iterator[Sent]:
+    """Return the messages of a prompt in the order in which they are forwarded."""
+    for index in range(len(request.placed)):
+        if index == draft.leading and draft.inserted:
+            yield _ours(_inserted(draft))
+        if draft.keeps(index):
+            yield whole(request, draft, index)
+    if draft.leading >= len(request.placed) and draft.inserted:
+        yield _ours(_inserted(draft))
+    if draft.values.last:
+        yield _ours(last(draft))
+
+
+def whole(request: Request, draft: Draft, index: int) -> Sent:
+    """Return a message of the request as it is forwarded, or would be if it is left out."""
+    own = request.raw(index)
+    if index not in draft.forms and index not in draft.changes:
+        return Sent(index, own, request.messages[index].digest)
+    raw = sent(request, draft, index)
+    return Sent(index, raw, hashlib.sha256(raw).digest(), own)
+
+
+def _ours(raw: bytes) -> Sent:
+    return Sent(None, raw, hashlib.sha256(raw).digest())
 
 
 def sent(request: Request, draft: Draft, index: int) -> bytes:
@@ -84,7 +124,7 @@ def _without(text: str, blocks: Sequence[Block]) -> str:
 def message(raw: bytes, change: Change) -> bytes:
     """Return one message with its change made."""
     content = split(raw)["content"]
-    edits = [Edit(text.start, text.end, _replaced(raw, text, change)) for text, _ in change.replaced]
+    edits = [Edit(start, end, _replaced(raw[start:end], runs)) for (start, end), runs in change.replaced.items()]
     if raw[content.value : content.value + 1] != b"[":
         raw = splice(raw, edits)
         content = split(raw)["content"]
@@ -103,10 +143,9 @@ def message(raw: bytes, change: Change) -> bytes:
     return splice(raw, edits)
 
 
-def _replaced(raw: bytes, text: Text, change: Change) -> bytes:
+def _replaced(raw: bytes, runs: Sequence[Replacement]) -> bytes:
     """Return the JSON string with runs replaced; outside of them its own spelling stands."""
-    runs = next(runs for changed, runs in change.replaced if changed is text)
-    spelled = raw[text.start : text.end].decode()
+    spelled = raw.decode()
     edges = offsets(spelled, [edge for run in runs for edge in (run.start, run.end)])
     pieces, at = [], 0
     for run in runs:
@@ -138,8 +177,12 @@ def part(text: str) -> bytes:
     return b'{"type":"text","text":' + orjson.dumps(text) + b"}"
 
 
+def _inserted(draft: Draft) -> bytes:
+    return b'{"role":"user","content":' + orjson.dumps(draft.inserted) + b"}"
+
+
 def _insert(request: Request, draft: Draft) -> Edit:
-    own = b'{"role":"user","content":' + orjson.dumps(draft.inserted) + b"}"
+    own = _inserted(draft)
     if draft.leading < len(request.placed):
         at = request.placed[draft.leading].start
         return Edit(at, at, own + b",")

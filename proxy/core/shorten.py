@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -30,6 +31,8 @@ _WORTH = 0.6
 PACKED = 2_000
 """Characters kept of each item that `strata.context` brings to a prompt that else does not fit."""
 _ALIKE = 0.85
+_MOST_HOLDERS = 8
+"""Words that stand in more items than these are looked for in the longest only."""
 _WORDS = 5
 _HEADING = re.compile(r"^#{1,6}\s.*$", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?。！？…](?=\s|$)|\n")
@@ -99,18 +102,23 @@ def packed(context: Sequence[Item]) -> tuple[Item, ...]:
     Of two items of which one holds 85 % of the other's words, in their order, the longer stays: nothing is lost that it
     does not say. `[a.md:1]` heads each; `[truncated]` ends one that was cut.
     """
-    kept: list[tuple[Item, frozenset[str]]] = []
+    kept: set[Item] = set()
+    holders: dict[str, list[Item]] = {}
     for item in sorted(dict.fromkeys(context), key=lambda item: -len(item.content)):
         runs = _runs(_TAG.sub("", item.content))
-        if not any(len(runs & other) >= _ALIKE * len(runs) for _, other in kept):
-            kept.append((item, runs))
-    stays = {id(item) for item, _ in kept}
-    ordered = [item for item in dict.fromkeys(context) if id(item) in stays]
-    counts: dict[str, int] = {}
+        shared = Counter(holder for run in runs for holder in holders.get(run, ()))
+        if max(shared.values(), default=0) >= _ALIKE * len(runs):
+            continue
+        kept.add(item)
+        for run in runs:
+            if len(holders.setdefault(run, [])) < _MOST_HOLDERS:
+                holders[run].append(item)
+    counts: Counter[str] = Counter()
     made = []
-    for item in ordered:
-        counts[item.label] = counts.get(item.label, 0) + 1
-        made.append(_packed(item, counts[item.label]))
+    for item in dict.fromkeys(context):
+        if item in kept:
+            counts[item.label] += 1
+            made.append(_packed(item, counts[item.label]))
     return tuple(made)
 
 

@@ -199,7 +199,7 @@ def _learned(followed: Followed, template: Template | None) -> Formed:
     shared = _share(followed.roles, now, before=followed.broke) if followed.lessons.gaps else None
     roles, became = followed.roles, followed.form
     if shared is not None:
-        roles, became = shared, shared.form(template.id, became.edited)
+        roles, became = shared, shared.form(template.id, now.lessons.words, became.edited)
     return Formed(roles, became, None if now == template else now)
 
 
@@ -226,7 +226,7 @@ def _begin(known: Known) -> Formed:
         return Formed(Roles.all_kept(lines), Form(lines=keys, template=template.id), template)
     roles = _by_template(lines, template, match)
     roles.settle()
-    return Formed(roles, roles.form(template.id), _counted(template, roles, match))
+    return Formed(roles, roles.form(template.id, template.lessons.words), _counted(template, roles, match))
 
 
 def _belongs(keys: Sequence[Key], templates: Sequence[Template]) -> tuple[Template | None, list[int]]:

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core import render
-from proxy.core.layers import AS_SENT, L1, Change, Replaced, Replacement
+from proxy.core.layers import AS_SENT, L1, Change, Replacement
 from proxy.core.lines import Line
-from proxy.core.message import Text
 from proxy.core.request import Request
 from proxy.core.template import Formed
 
@@ -54,11 +53,11 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
         return Current(AS_SENT, (), name)
     slots: dict[int, list[str]] = {at: [] for at in formed.form.slots}
     behind: list[str] = []
-    runs: dict[tuple[int, int], tuple[Text, list[Replacement]]] = {}
+    replaced: dict[int, dict[tuple[int, int], list[Replacement]]] = {}
     number = {at: place + 1 for place, at in enumerate(formed.form.slots)}
     for run in _runs(formed):
-        value, text = run.value, run.head.text
-        replacements = runs.setdefault((run.head.index, id(text)), (text, []))[1]
+        value = run.value
+        replacements = replaced.setdefault(run.head.index, {}).setdefault(run.head.text.where, [])
         if run.role == "behind":
             behind.append(value)
             replacements.append(_cut(run))
@@ -66,15 +65,16 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
         marker = f'[current value {number[run.slot]}: in the newest <{_FRAME} key="{name}">]'
         slots[run.slot] += [value] if value else []
         replacements.append(Replacement(*_where(run), _spaced(marker, run)))
-    replaced: dict[int, Replaced] = {}
-    for (index, _), (text, replacements) in runs.items():
-        replaced[index] = (*replaced.get(index, ()), (text, tuple(replacements)))
+    of_messages = {
+        index: {where: tuple(replacements) for where, replacements in texts.items()}
+        for index, texts in replaced.items()
+    }
     last = "\n".join(behind)
     digest = hashlib.blake2b(last.encode("utf-8", "surrogatepass"), digest_size=16)
     for index in range(leading):
         raw = request.raw(index)
-        digest.update(render.message(raw, Change(replaced=replaced[index])) if index in replaced else raw)
-    l1 = L1(replaced=replaced, behind=last, digest=digest.digest())
+        digest.update(render.message(raw, Change(replaced=of_messages[index])) if index in of_messages else raw)
+    l1 = L1(replaced=of_messages, behind=last, digest=digest.digest())
     return Current(l1, tuple("\n".join(texts) for texts in slots.values()), name)
 
 

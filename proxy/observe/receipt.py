@@ -68,8 +68,8 @@ def _lost(losses: Losses) -> list[tuple[bytes, str]]:
     told = []
     if losses.dropped_messages:
         told.append((b"x-strata-dropped", f"messages={losses.dropped_messages}; tokens={losses.dropped_tokens}"))
-    if losses.shortened_messages or losses.outlined_items:
-        counts = f"messages={losses.shortened_messages}; items={losses.outlined_items}"
+    if losses.shortened_messages or losses.shortened_items:
+        counts = f"messages={losses.shortened_messages}; items={losses.shortened_items}"
         told.append((b"x-strata-shortened", f"{counts}; tokens={losses.shortened_tokens}"))
     return told
 

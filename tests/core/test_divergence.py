@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import divergence
+from proxy.core import divergence, measure, tokens
 from proxy.core.divergence import Break, Piece, Trace
 from proxy.core.measure import Name
 from proxy.core.plan import Plan
@@ -205,6 +205,18 @@ def test_the_first_differing_character_is_told_with_both_sides(make: Make, scale
     assert found.character == len(f"You help.\n{RULES}\nTime: 10:0")
     assert (found.was[-3:], found.now[-3:]) == (":01", ":02")
     assert 250 < found.shared_tokens < 700
+
+
+def test_a_prompt_weighs_what_its_layers_weigh(make: Make, scale: TokenScale) -> None:
+    """Also where a message with a picture is changed: its bytes are no text."""
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'iVBORw0KGgo' * 10_000}"}}
+    asked = {"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}
+    context = [{"id": "a.md", "content": "A fact. " * 100}]
+    found, made = make({"messages": [asked], "strata": {"context": context}})
+    traced = divergence.trace(found, made.draft, scale, at=0.0)
+    # What primes the answer is no part of the prompt.
+    assert traced.tokens == measure.layers(found, made.draft, scale).total - tokens.PRIMING
+    assert traced.tokens < 5_000
 
 
 def test_what_only_strata_changed_is_named_as_its_own() -> None:

@@ -202,6 +202,8 @@ def test_blocks_stand_in_order_and_apart(pieces: list[str]) -> None:
         pytest.param("<file><path>" + " " * 1_900 + "</file>" + "<file><path>" + " " * 1_900 + "</file>", id="blanks"),
         pytest.param("<file><path>" + " x" * 900 + "</file>" * 100_000, id="closes without an opening"),
         pytest.param("<file>x</file>" * 20_000, id="very many blocks"),
+        pytest.param("x " + "<file>" * 300_000, id="openings in the middle of a line"),
+        pytest.param("<file>x</file> x" * 100_000, id="closes in the middle of a line"),
     ],
 )
 def test_no_text_makes_the_search_slow(

@@ -120,6 +120,23 @@ def test_each_layer_holds_its_own(make: Make, scale: TokenScale) -> None:
         assert {name for name in before if before[name][1] != after[name][1]} == {changed}
 
 
+def test_what_is_packed_is_counted_as_lost(make: Make, scale: TokenScale) -> None:
+    """What `strata.context` brings and the limit makes smaller: a double goes whole, a long item loses its end."""
+    words = " ".join(f"Sentence number {number} says thing {number * 7}." for number in range(3_000))
+    context = [
+        {"id": "a", "content": words},
+        {"id": "b", "content": words[:-50]},
+        {"id": "c", "content": "Short. " * 40},
+    ]
+    found, made = make({"messages": [user("Why?")], "strata": {"context": context}}, budget=9_000)
+    lost = measure.losses(found, made.draft, scale)
+    assert made.actions == ("context_packed",)
+    assert lost.shortened_items == 2
+    kept = sum(layer.tokens for layer in measure.layers(found, made.draft, scale).each)
+    whole = sum(scale.text(item.content) for item in found.hints.context)
+    assert abs(whole - lost.shortened_tokens - kept) < 50
+
+
 def test_an_empty_layer_has_no_digest(make: Make, scale: TokenScale) -> None:
     """The prime of the reply is L5's."""
     assert weigh({"messages": []}, make, scale) == {

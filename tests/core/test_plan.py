@@ -1,5 +1,6 @@
 """Request and memory → Plan: the guard and its reasons."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,37 @@ def agent(steps: int) -> list[dict[str, Any]]:
 
 def chat(messages: list[dict[str, Any]], **more: object) -> dict[str, object]:
     return {"model": "gpt-4o", "messages": messages, **more}
+
+
+ITEM = f"<file>\n{'é😀𐤀' * 30}\n</file>"
+
+
+@pytest.mark.parametrize(
+    ("messages", "budget"),
+    [
+        pytest.param([user("".join(f"{ITEM}\nw{number}\n" for number in range(15_000)))], None, id="repeats"),
+        pytest.param(
+            [{"role": "system", "content": " a" * 11_900},
+             *(message for turn in range(1_500)
+               for message in (user(f"question {turn}"), assistant(f"{turn} " * 1_500))),
+             user("Now?")],
+            12_000,
+            id="a long history and little room",
+        ),
+    ],
+)  # fmt: skip
+def test_no_request_makes_planning_slow(
+    messages: list[dict[str, Any]],
+    budget: int | None,
+    make: Make,
+    scale: TokenScale,
+    guard: Callable[[int], contextlib.AbstractContextManager[None]],
+) -> None:
+    """It costs about what the request is long, whatever stands in it."""
+    found, made = make(chat(messages), budget=budget)
+    with guard(10):
+        make(chat(messages), budget=budget)
+        measure.layers(found, made.draft, scale)
 
 
 def test_a_request_that_fits_is_not_weighed(make: Make) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import orjson
 import pytest
 from hypothesis import given
@@ -114,6 +117,17 @@ def test_doubles_go_and_the_longer_stays() -> None:
     long, double, other = " ".join(sentences), " ".join(sentences[2:]), "Nothing of this stands anywhere else. " * 40
     packed = shorten.packed([item(double, "b"), item(long, "a"), item(other, "c")])
     assert [each.label for each in packed] == ["a", "c"]
+
+
+def test_doubles_are_looked_for_among_very_many(
+    guard: Callable[[int], contextlib.AbstractContextManager[None]],
+) -> None:
+    """What a request may bring costs about its length, also where all say the same in part."""
+    same = " ".join(f"same{word}" for word in range(20))
+    context = [item(f"{number}.md", f"{same} " + " ".join(f"w{number}x{word}" for word in range(20)))
+               for number in range(8_000)]  # fmt: skip
+    with guard(20):
+        assert len(shorten.packed([*context, *context])) == 8_000
 
 
 def test_a_long_item_is_cut_at_a_sentence_and_says_so() -> None:

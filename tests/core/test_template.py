@@ -1,5 +1,7 @@
 """Templates: which lines of a tenant's system prompts are volatile, which belong to one lineage, which are stable."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import orjson
@@ -190,6 +192,15 @@ def test_an_unrelated_prompt_is_a_template_of_its_own() -> None:
     tenant.lineage([clock(1), *POLICY], [clock(2), *POLICY])
     assert parts(tenant.take("You name conversations.", clock(3))) == "kk"
     assert len(tenant.templates) == 2
+
+
+def test_very_many_blocks_are_looked_at_in_bounded_time(guard: Callable[[int], AbstractContextManager[None]]) -> None:
+    """However many stand on one line, and however many lines change."""
+    blocks = "<b></b>" * 100_000
+    was, now = ([blocks, *(line for at in range(900) for line in (f"keep {at}", f"{words} {at} end"))]
+                for words in ("red apple", "blue pear"))  # fmt: skip
+    with guard(10):
+        assert parts(Tenant().lineage(was, now)) == "k" * len(now)
 
 
 def test_lines_that_recur_without_end_are_compared_in_bounded_time() -> None:

@@ -6,11 +6,14 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import lineage, plan, render, reply
+from proxy.core import lineage, lines, plan, render, reply
 from proxy.core.epoch import Profile
+from proxy.core.items import BUILTIN
+from proxy.core.message import analyse
 from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.core.turn import shape
+from proxy.memo import count
 from proxy.memory.local import LocalStore
 from proxy.pipeline import known, log_entries
 from tests.core.conftest import ANALYST, SCALE, as_bytes, read_body
@@ -45,6 +48,7 @@ class Client:
         parts = shape(request.messages)
         places = lineage.chain(request.messages, parts)
         earlier = lineage.earlier(request.messages, parts, places)
+        leading = [request.raw(index) for index in range(parts.leading)]
         answers = [] if self.name else [*filter(None, [lineage.answer(request.messages, parts, places)])]
         made = self.made = plan.make(
             request,
@@ -61,7 +65,8 @@ class Client:
             known=known(
                 earlier, places[-1], self.store.book.learned("t", (*answers, *earlier, places[-1])),
                 answers=answers, key=b"tenant",
-                lines=ANALYST.lines(request.messages[: parts.leading], b"tenant"),
+                # Analysed once more: a process forgets messages and lines each in its own time.
+                lines=lines.read([analyse(raw, tags=BUILTIN, count=count) for raw in leading], b"tenant"),
             ),
         )  # fmt: skip
         assert made.formed is not None or system is None

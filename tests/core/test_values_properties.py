@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import lineage, plan, render, reply, request
@@ -372,6 +372,19 @@ def test_tags_stay_balanced_on_both_sides(traffic: Traffic) -> None:
 
 @rules
 @given(traffic)
+@example(
+    # A clock and a memory block are one value here before others teach what a clock looks like.
+    Traffic(
+        script=[(0, "ask", 0), (2, "ask", 0), (3, "memory", 3), (3, "edit", 0), (3, "ask", 0), (3, "memory", 0),
+                (2, "ask", 0), (3, "ask", 0)],
+        same={"name": False, "layout": "head", "holds": ALL, "moves": frozenset({"clock"}), "form": "string",
+              "alike": False},
+        how={0: {"name": False, "layout": "head", "holds": ALL, "moves": frozenset(), "form": "string", "alike": False},
+             3: {"name": False, "layout": "split", "holds": frozenset({"memory", "fact", "clock"}),
+                 "moves": frozenset(), "form": "string", "alike": False}},
+        promotion="deferred", system_last=False,
+    )
+)  # fmt: skip
 def test_others_never_change_what_did_not_change(traffic: Traffic) -> None:
     """While a lineage's system prompt is what it was in the request it extends, so is the one forwarded."""
     for each in traffic.play():

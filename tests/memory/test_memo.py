@@ -1,5 +1,7 @@
 """What this process has found out about bytes it has seen: once each, and bounded."""
 
+import tracemalloc
+
 import orjson
 import pytest
 
@@ -55,6 +57,19 @@ def test_each_distinct_message_is_analysed_once() -> None:
     assert (one.unseen_bytes, two.unseen_bytes) == (len(RAW), 0)
     assert analyst.look(RAW) == (first, False)
     assert first == analyse(RAW, tags=Tags.of(), count=count)
+
+
+def test_lines_weigh_what_they_keep() -> None:
+    """A prompt of one long line is remembered with all its text, and counts for that."""
+    analyst, tags = Analyst(Tags.of(), max_bytes=400_000), Tags.of()
+    tracemalloc.start()
+    for number in range(100):
+        raw = orjson.dumps({"role": "system", "content": f"{number} " + "word " * 40_000})
+        analyst.lines([analyse(raw, tags=tags, count=len)], b"key")
+    del raw
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000
 
 
 def test_an_odd_message_stays_odd() -> None:
