@@ -18,6 +18,7 @@ from proxy.observe import log
 from proxy.observe.journal import Journal
 from proxy.observe.metrics import Metrics
 from proxy.tenants import Tenants
+from proxy.traces import Traces
 
 
 class Admin:
@@ -28,6 +29,7 @@ class Admin:
         *,
         tenants: Tenants,
         store: Store,
+        traces: Traces,
         keys: Callable[[], Keys],
         metrics: Metrics,
         journal: Journal,
@@ -36,6 +38,7 @@ class Admin:
     ) -> None:
         self._tenants = tenants
         self._store = store
+        self._traces = traces
         self._keys = keys
         self._metrics = metrics
         self._journal = journal
@@ -93,6 +96,7 @@ class Admin:
         keys = self._keys()
         digest = keys.conversation(keys.partition(tenant.owner), name, request.query_params.get("user", ""))
         if request.method == "DELETE":
+            self._traces.forget(digest)
             try:
                 known = await self._store.forget(digest)
             except Unavailable as error:

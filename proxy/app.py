@@ -42,12 +42,16 @@ from proxy.prices import Prices
 from proxy.settings import PREFIX, PriceSettings, Settings
 from proxy.summaries import Summaries, price_at
 from proxy.tenants import Tenants
+from proxy.traces import Traces
 from proxy.upstream.client import Clients, Timeouts
 from proxy.upstream.target import is_chat, normal
 
 _DRAIN_SECONDS = 2.0
 _GC_YOUNG = 20_000
 """A request makes some thousand objects and hardly a cycle: looking after every 700 is 5 % of its time."""
+_SHARES = 32
+"""Of `STRATA_MEMORY_BYTES`: 6 conversations, 2 what is learned, 2 the prompts before, 8 messages and tools as they were
+analysed, 4 what was counted with each of two tokenizers, and 3 each of the prefixes as forwarded and as sent."""
 
 
 class Services:
@@ -87,9 +91,12 @@ class Services:
             told=self.metrics.token_ratio,
         )
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        share = settings.memory_bytes // _SHARES
+        traces = Traces(max_bytes=2 * share, ttl_seconds=settings.conversation_ttl_seconds)
         self.admin = Admin(
             tenants=self.tenants,
             store=self.store,
+            traces=traces,
             keys=self.keys,
             metrics=self.metrics,
             journal=self.journal,
@@ -118,13 +125,14 @@ class Services:
                 told=self.metrics.summary,
             ),
             keys=self.keys,
-            analyst=Analyst(Tags.of(settings.context_tags), max_bytes=settings.memory_bytes // 4),
+            analyst=Analyst(Tags.of(settings.context_tags), max_bytes=8 * share),
             background=self.background,
             sinks=(self.metrics.emit, self.log.emit, self.journal.emit, self.board.emit, Warnings(self.log.say).emit),
             streams=self.metrics.live_streams.inc,
             taking=self.capture.take,
-            memo_bytes=settings.memory_bytes // 4,
-            trace_bytes=settings.memory_bytes // 8,
+            memo_bytes=4 * share,
+            ledger_bytes=3 * share,
+            traces=traces,
         )
         self.passthrough = Passthrough(
             settings=settings, tenants=self.tenants, clients=self.clients, meter=self.meter, prices=self.prices
@@ -176,10 +184,8 @@ class Services:
 
     def _store(self, settings: Settings) -> Store:
         ttl = settings.conversation_ttl_seconds
-        book = settings.memory_bytes // 8
-        local = LocalStore(
-            max_bytes=settings.memory_bytes // 2 - book, ttl_seconds=ttl, clock=time.monotonic, book_bytes=book
-        )
+        share = settings.memory_bytes // _SHARES
+        local = LocalStore(max_bytes=6 * share, ttl_seconds=ttl, clock=time.monotonic, book_bytes=2 * share)
         if settings.redis_url is None:
             return local
         return RedisStore(

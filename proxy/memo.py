@@ -51,14 +51,14 @@ class Memo(Generic[T]):
 
 
 class Analyst:
-    """Analyses messages, each distinct one once."""
+    """Analyses messages, tools and system prompts, each distinct one once; remembers about `max_bytes` in all."""
 
     def __init__(self, tags: Tags, *, max_bytes: int) -> None:
         self.tags = tags
-        self._memo: Memo[Message] = Memo(max_bytes=max_bytes)
-        self._chunks: Memo[Chunks] = Memo(max_bytes=max_bytes)
-        self._toolsets: Memo[Toolset] = Memo(max_bytes=max_bytes // 4)
-        self._lines: Memo[tuple[Line, ...]] = Memo(max_bytes=max_bytes // 4)
+        self._memo: Memo[Message] = Memo(max_bytes=max_bytes // 2)
+        self._chunks: Memo[Chunks] = Memo(max_bytes=max_bytes // 4)
+        self._toolsets: Memo[Toolset] = Memo(max_bytes=max_bytes // 8)
+        self._lines: Memo[tuple[Line, ...]] = Memo(max_bytes=max_bytes // 8)
 
     def analyse(self, raw: bytes) -> Message:
         """Return what a raw message is. Raises Odd."""
@@ -102,7 +102,7 @@ class Analyst:
         found = self._chunks.get(digest)
         if found is None:
             found = prefix.chunks(raw)
-            self._chunks.put(digest, found, 100 + 45 * len(found))
+            self._chunks.put(digest, found, 100 + len(found))
         return found
 
     def reader(self) -> Reader:

@@ -77,7 +77,8 @@ class Pipeline:
         streams: Callable[[int], None],
         taking: Callable[[Call], None],
         memo_bytes: int,
-        trace_bytes: int,
+        ledger_bytes: int,
+        traces: Traces,
     ) -> None:
         self._settings = settings
         self._tenants = tenants
@@ -95,8 +96,8 @@ class Pipeline:
         self._sinks = sinks
         self._memo_bytes = memo_bytes
         self._scales: dict[Encoding, TokenScale] = {}
-        self._ledger, self._sent = Ledger(), Ledger()
-        self._traces = Traces(max_bytes=trace_bytes)
+        self._ledger, self._sent = Ledger(max_bytes=ledger_bytes), Ledger(max_bytes=ledger_bytes)
+        self._traces = traces
         self._taking = taking
 
     def take(self, settings: Settings) -> None:
@@ -376,13 +377,15 @@ class Pipeline:
             return
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)
-        fresh = [entry for entry in entries.values() if _is_new(entry, call.recalled)]
+        anew = lineage.outgrown(call.recalled, {*plan.places})
+        stands = NOTHING if anew else call.recalled
+        fresh = [entry for entry in entries.values() if _is_new(entry, stands)]
         links = window.links(request) if call.tenant.policy.windowed else {}
-        links = {place: link for place, link in links.items() if place not in call.recalled.links}
+        links = {place: link for place, link in links.items() if place not in stands.links}
         if fresh or plan.began or links:
-            began = plan.epoch if plan.began else None
+            epoch = plan.epoch if plan.began or anew else None
             ttl = call.tenant.ttl_seconds
-            self._beside(self._store.remember(call.conversation, fresh, began, links, ttl_seconds=ttl))
+            self._beside(self._store.remember(call.conversation, fresh, epoch, links, anew=anew, ttl_seconds=ttl))
 
     def _remember_order(self, call: Call, plan: Plan) -> None:
         """Store the order of a set of tools that was not seen before."""
@@ -440,7 +443,8 @@ class Pipeline:
         if call.steps and 0 < call.status < _FAILED:
             self._ledger.forward(self._start(call), call.steps, now=call.at)
             if call.trace is not None:
-                self._traces.put(call.trace, call.lineage)
+                ttl = call.tenant.ttl_seconds
+                self._traces.put(call.trace, call.lineage, of=call.conversation, ttl_seconds=ttl)
         self._learn_ratio(call)
         tally = Tally(
             prompt_tokens=record.usage.input_tokens if record.usage else 0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -37,8 +38,6 @@ _GAP_SECONDS = 5.0
 _MOST_CONVERSATIONS = 100_000
 _LATEST_SECONDS = 1e11
 _WORST = 10
-_NODE_BYTES = 1_000
-"""Of the memory allowed for each step of a prompt that the simulated prompt caches hold."""
 _MOST_MODELS = 50
 
 
@@ -246,9 +245,8 @@ class Replay:
         self._scale = scale
         self._price = price
         self._offline = Offline(policy, scale, max_bytes=max_bytes, tags=tags)
-        most = max_bytes // _NODE_BYTES
-        self._cache, self._own_cache = Ledger(most=most), Ledger(most=most)
-        self._traces = Traces(max_bytes=max_bytes)
+        self._cache, self._own_cache = Ledger(max_bytes=max_bytes), Ledger(max_bytes=max_bytes)
+        self._traces = Traces(max_bytes=max_bytes, ttl_seconds=math.inf)
         self.report = Report()
 
     def play(self, traffic: Iterable[Recorded | Skipped]) -> Report:

@@ -289,7 +289,7 @@ class Settings(BaseSettings):
         86_400, description="A named conversation is forgotten this long after its last request."
     )
     memory_bytes: Annotated[int, Field(ge=1_000_000)] = Field(
-        64_000_000, description="Bound of this process's own memory."
+        128_000_000, description="Bound of what a process remembers, about."
     )
     secret: SecretStr | None = Field(
         None, description="Key of the digests that partition memory; by default made once and kept in Redis."

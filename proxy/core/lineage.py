@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -89,6 +89,22 @@ NOTHING = Recalled()
 NO_EPOCH: Place = b""
 _EARLIER = 3
 """A request or two may have failed, or their answers been thrown away."""
+
+
+MOST_LEFT, MOST_LEFT_BYTES = 2_048, 8_000_000
+"""So many messages of one name, and so many bytes, may be stored that its newest request does not hold."""
+
+
+def outgrown(recalled: Recalled, held: Container[Place]) -> bool:
+    """Whether more is stored under a name than one conversation's branches, where a request holds these places.
+
+    Some clients give all their conversations one name.
+    """
+    log = [attempts for (_, place), attempts in recalled.log.items() if place not in held]
+    links = [link.raw for place, link in recalled.links.items() if place not in held]
+    raws = [*links, *(frozen.raw for attempts in log for frozen in attempts)]
+    raws += [raw for epoch in recalled.epochs.values() for raw in epoch.leading]
+    return len(raws) > MOST_LEFT or sum(map(len, raws)) > MOST_LEFT_BYTES
 
 
 def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:

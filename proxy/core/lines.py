@@ -18,7 +18,7 @@ LONG_CHARACTERS = 400
 """A longer line is cut into sentences: some clients send a system prompt as one line."""
 MOST_LINES = 2_000
 """Of a longer prompt nothing is learned: what comes in so many lines is a document."""
-_REMEMBERED_CHARACTERS = 2_000
+_REMEMBERED_CHARACTERS = 500
 
 Key = bytes
 """A line's digest (8 bytes), its words' without numbers and dates (4), and whether it opens or closes a block (1)."""

@@ -6,6 +6,7 @@ refreshed by use; the first step that differs is compared in chunks. `Ledger` ta
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ CHUNK_BYTES = 256
 _BRANCHES = 64
 """How many different continuations of one prefix are remembered: an edit, a retry, other users of one system prompt."""
 
-Chunks = tuple[bytes, ...]
+_DIGEST_BYTES = 8
+_NODE_BYTES, _BRANCH_BYTES = 400, 250
+"""What a prefix and what follows one take, its chunks apart; about."""
+
+Chunks = bytes
+"""A digest of 8 bytes for each chunk, one behind the other."""
 Chunk = Callable[[bytes, bytes], Chunks]
 """Digests a step's chunks, given its bytes and their digest; whoever implements it remembers."""
 
@@ -36,9 +42,8 @@ class Step:
 
 def chunks(raw: bytes) -> Chunks:
     """Digest a step's bytes chunk by chunk."""
-    return tuple(
-        hashlib.blake2b(raw[at : at + CHUNK_BYTES], digest_size=8).digest() for at in range(0, len(raw), CHUNK_BYTES)
-    )
+    pieces = (raw[at : at + CHUNK_BYTES] for at in range(0, len(raw), CHUNK_BYTES))
+    return b"".join(hashlib.blake2b(piece, digest_size=_DIGEST_BYTES).digest() for piece in pieces)
 
 
 def forwarded(request: Request, draft: Draft, scale: Scale, chunk: Chunk) -> tuple[Step, ...]:
@@ -70,7 +75,7 @@ def _step(raw: bytes, digest: bytes, scale: Scale, chunk: Chunk) -> Step:
     return Step(digest, scale.message(raw, digest), chunk(raw, digest))
 
 
-_NO_TOOLS = Step(b"", 0, ())
+_NO_TOOLS = Step(b"", 0, b"")
 
 
 def _tools(request: Request, reordered: bytes, scale: Scale, chunk: Chunk) -> Step:
@@ -83,10 +88,11 @@ def _tools(request: Request, reordered: bytes, scale: Scale, chunk: Chunk) -> St
 
 
 class Ledger:
-    """The prefixes forwarded to one upstream, by owner and model, in two generations of at most `most` each."""
+    """The prefixes forwarded to one upstream, by owner and model, in two generations of together `max_bytes`."""
 
-    def __init__(self, *, most: int = 100_000) -> None:
-        self._most = most
+    def __init__(self, *, max_bytes: int) -> None:
+        self._half = max_bytes // 2
+        self._size = 0
         self._young: dict[int, _Node] = {}
         self._old: dict[int, _Node] = {}
 
@@ -108,14 +114,16 @@ class Ledger:
 
     def forward(self, start: int, steps: Sequence[Step], *, now: float) -> None:
         """Note a prompt that the upstream has read."""
-        if len(self._young) > self._most:
-            self._young, self._old = {}, self._young
+        if self._size > self._half:
+            self._young, self._old, self._size = {}, self._young, 0
         at = start
         node = self._make(at)
         for step in steps:
+            self._size += 0 if step.digest in node.next else _BRANCH_BYTES + len(step.chunks)
             node.next[step.digest] = (now, step.chunks)
             if len(node.next) > _BRANCHES:
-                del node.next[min(node.next, key=lambda digest, known=node.next: known[digest][0])]  # type: ignore[misc]
+                oldest = min(node.next, key=lambda digest, known=node.next: known[digest][0])  # type: ignore[misc]
+                self._size -= _BRANCH_BYTES + len(node.next.pop(oldest)[1])
             at = hash((at, step.digest))
             node = self._make(at)
             node.seen_at = now
@@ -127,6 +135,7 @@ class Ledger:
         node = self._young.get(at)
         if node is None:
             node = self._young[at] = self._old.get(at) or _Node()
+            self._size += _NODE_BYTES + sum(_BRANCH_BYTES + len(known) for _, known in node.next.values())
         return node
 
 
@@ -142,12 +151,18 @@ def _shared(node: _Node, mine: Chunks, since: float) -> float:
     """Return which share of a step stands at the start of another that followed the same prefix."""
     if not mine:
         return 0.0
-    first = mine[0]
+    first = mine[:_DIGEST_BYTES]
     # Most branches, other users' questions, differ from the first chunk on.
-    alike = (theirs for seen_at, theirs in node.next.values() if theirs and theirs[0] == first and seen_at >= since)
-    return max((_common(mine, theirs) for theirs in alike), default=0) / len(mine)
+    alike = (theirs for seen_at, theirs in node.next.values() if theirs.startswith(first) and seen_at >= since)
+    return max((_common(mine, theirs) for theirs in alike), default=0) * _DIGEST_BYTES / len(mine)
 
 
 def _common(mine: Chunks, theirs: Chunks) -> int:
-    pairs = zip(mine, theirs, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(mine), len(theirs)))
+    """Return how many chunks two steps begin with."""
+    counts = range(min(len(mine), len(theirs)) // _DIGEST_BYTES)
+
+    def differ(count: int) -> bool:
+        end = (count + 1) * _DIGEST_BYTES
+        return mine[:end] != theirs[:end]
+
+    return bisect.bisect_left(counts, x=True, key=differ)

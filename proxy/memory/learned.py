@@ -24,17 +24,18 @@ _MOST_OWNERS = 1_000
 _MOST_PATHS = 50_000
 _ENTRY_BYTES = 300
 _LINE_BYTES = 60
+_SEEN_BYTES = 280
 _DIGEST_BYTES = 50
 _RECIPE_BYTES = 300
 _PIECE_BYTES = 100
 
 
 class Book:
-    """This process's own knowledge; least recently used goes first."""
+    """This process's own knowledge, half of it lineages, half templates; least recently used goes first."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._size = 0
+        self._half = max_bytes // 2
+        self._size = self._lines = 0
         self._standing: collections.OrderedDict[Place, dict[Standing, None]] = collections.OrderedDict()
         self._forms: dict[Form, int] = {}
         self._templates: collections.OrderedDict[str, dict[bytes, Template]] = collections.OrderedDict()
@@ -71,7 +72,7 @@ class Book:
             if each not in known and len(known) < MOST_KEPT:
                 self._count(each, 1)
                 known[each] = None
-        while self._size > self._max_bytes:
+        while self._size > self._half:
             _, oldest = self._standing.popitem(last=False)
             for each in oldest:
                 self._count(each, -1)
@@ -80,13 +81,22 @@ class Book:
         """Put a template in the place of what was known of it; what was learned of its lines stays learned."""
         known = self._templates.setdefault(partition, {})
         self._templates.move_to_end(partition)
-        joined = _joined(known.pop(template.id), template) if template.id in known else template
+        before = known.pop(template.id, None)
+        self._lines -= len(before.lines) if before else 0
+        joined = _joined(before, template) if before else template
         known[template.id] = joined
-        while len(known) > MOST_TEMPLATES:
-            del known[next(iter(known))]
-        while len(self._templates) > _MOST_OWNERS:
-            self._templates.popitem(last=False)
+        self._lines += len(joined.lines)
+        if len(known) > MOST_TEMPLATES:
+            self._drop_oldest(partition)
+        while len(self._templates) > _MOST_OWNERS or self._lines * _SEEN_BYTES > self._half:
+            self._drop_oldest(next(iter(self._templates)))
         return joined
+
+    def _drop_oldest(self, partition: str) -> None:
+        known = self._templates[partition]
+        self._lines -= len(known.pop(next(iter(known))).lines)
+        if not known:
+            del self._templates[partition]
 
     def note(self, partition: str, recurring: Mapping[bytes, float]) -> None:
         """Add items that clients sent again, and when they first did."""

@@ -18,8 +18,10 @@ from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Learned, Store, Ta
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
-MOST_SETS = 64
-_MOST_OWNERS = 2_000
+MOST_SETS, MOST_TOOLS = 64, 512
+"""So many sets of an owner are remembered, of so many tools each. No provider takes more in one request."""
+_MOST_OWNERS, _MOST_TOOLS_IN_ALL = 2_000, 100_000
+_SWEEP_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class LocalStore(Store):
         self._conversations: collections.OrderedDict[str, _Conversation] = collections.OrderedDict()
         self._size = 0
         self._orders: collections.OrderedDict[str, dict[frozenset[bytes], Order]] = collections.OrderedDict()
+        self._tools = 0
+        self._swept = clock()
 
     @property
     @override
@@ -77,10 +81,11 @@ class LocalStore(Store):
         """Add what another store says to what is known here, less what is older than a deletion; return it all."""
         if gone_at and (found := self._find(conversation)) is not None:
             found.epochs = {place: epoch for place, epoch in found.epochs.items() if epoch.started > gone_at}
-            found.log = {
+            left = {
                 where: {attempt: frozen for attempt, frozen in attempts.items() if frozen.started > gone_at}
                 for where, attempts in found.log.items()
             }
+            found.log = {where: attempts for where, attempts in left.items() if attempts}
             found.links.clear()
             found.summaries.clear()
         held = recalled.log or recalled.epochs or recalled.links or recalled.summaries
@@ -110,9 +115,10 @@ class LocalStore(Store):
         epoch: Epoch | None,
         links: Mapping[Place, Link] = NO_LINKS,
         *,
+        anew: bool = False,
         ttl_seconds: int | None = None,
     ) -> Writing:
-        self.put(conversation, entries, epoch, links, ttl_seconds=ttl_seconds)
+        self.put(conversation, entries, epoch, links, anew=anew, ttl_seconds=ttl_seconds)
         return DONE
 
     def put(
@@ -122,10 +128,13 @@ class LocalStore(Store):
         epoch: Epoch | None,
         links: Mapping[Place, Link] = NO_LINKS,
         *,
+        anew: bool = False,
         ttl_seconds: int | None = None,
     ) -> tuple[Entry, ...]:
         """As `remember`, with nobody else to tell; return what was taken: attempts at one place are bounded."""
         found = self._open(conversation, ttl_seconds)
+        if anew:
+            found.epochs, found.log, found.links = {}, {}, {}
         if epoch is not None:
             found.epochs.setdefault(epoch.place, epoch)
         found.links = {**links, **found.links}
@@ -194,13 +203,17 @@ class LocalStore(Store):
 
         Return whether the set is known now. Tools that say the time are another set in every request: there is an end.
         """
+        if len(order) > MOST_TOOLS:
+            return False
         found = self._orders.setdefault(partition, {})
+        self._orders.move_to_end(partition)
         same = frozenset(order)
         if same in found or len(found) < MOST_SETS:
+            self._tools += 0 if same in found else len(order)
             found[same] = order if wins else found.get(same, order)
-        while len(self._orders) > _MOST_OWNERS:
-            self._orders.popitem(last=False)
-        return same in found
+        while len(self._orders) > _MOST_OWNERS or self._tools > _MOST_TOOLS_IN_ALL:
+            self._tools -= sum(map(len, self._orders.popitem(last=False)[1].values()))
+        return same in self._orders.get(partition, {})
 
     @override
     async def learned(self, partition: str, places: Sequence[Place], here: Place, *, sure: bool = False) -> Learned:
@@ -265,7 +278,16 @@ class LocalStore(Store):
         self._conversations.move_to_end(conversation)
         return found
 
+    def _sweep(self) -> None:
+        """Let go of what nobody has asked for in time."""
+        if self._clock() < self._swept + _SWEEP_SECONDS:
+            return
+        self._swept = self._clock()
+        for conversation in [each for each, held in self._conversations.items() if held.expires < self._swept]:
+            self._size -= self._conversations.pop(conversation).size
+
     def _open(self, conversation: str, ttl_seconds: float | None = None) -> _Conversation:
+        self._sweep()
         found = self._find(conversation)
         if found is None:
             found = self._conversations[conversation] = _Conversation(0.0, self._ttl_seconds)

@@ -1,7 +1,7 @@
 """Memory shared by replicas: Redis, with this process's own copy behind it.
 
 One conversation's keys share a hash tag, so that they are one cluster slot. One round trip a recall, 50 ms at most;
-after three failures in a row Redis is left alone until a probe of ours, not a client's request, finds it again.
+after three failures in a row, and a ping without an answer, Redis is left alone until a probe of ours finds it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing_extensions import override
 from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
 from proxy.core.template import Lesson, Standing
 from proxy.core.tools import Order
-from proxy.memory.local import MOST_SETS, LocalStore
+from proxy.memory.local import MOST_SETS, MOST_TOOLS, LocalStore
 from proxy.memory.packed import decode_recall, decode_view, pack_entry, pack_epoch, pack_link, pack_view
 from proxy.memory.shared import SharedBook
 from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Store, Tally, Unavailable, View, Writing
@@ -58,6 +59,23 @@ return {log, missing, contents, redis.call('GET', KEYS[3])}
 """
 """KEYS: log, contents, gone (when it was deleted). ARGV: time to live in seconds, digests of what the caller has."""
 
+_ANEW = """
+local kept = {}
+local log = redis.call('HGETALL', KEYS[1])
+for i = 1, #log, 2 do
+  if string.sub(log[i], 1, 2) == 's:' then
+    kept[string.gsub(log[i + 1], '.', function(c) return string.format('%02x', string.byte(c)) end)] = true
+  else
+    redis.call('HDEL', KEYS[1], log[i])
+  end
+end
+for _, digest in ipairs(redis.call('HKEYS', KEYS[2])) do
+  if not kept[digest] then redis.call('HDEL', KEYS[2], digest) end
+end
+redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[2])
+"""
+"""KEYS: log, contents, gone. ARGV: since when what is stored counts, time to live in seconds. Summaries stay."""
+
 T = TypeVar("T")
 Script = Callable[..., Awaitable[Any]]
 """Called with `keys` and `args`."""
@@ -89,6 +107,7 @@ class RedisStore(Store):
         self._now = now
         self._failures = 0
         self._open = False
+        self._asking: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._writing: collections.Counter[str] = collections.Counter()
         self._restoring: set[asyncio.Future[None]] = set()
@@ -152,10 +171,11 @@ class RedisStore(Store):
         epoch: Epoch | None,
         links: Mapping[Place, Link] = NO_LINKS,
         *,
+        anew: bool = False,
         ttl_seconds: int | None = None,
     ) -> Writing:
-        taken = self._copy.put(conversation, entries, epoch, links, ttl_seconds=ttl_seconds)
-        return self._remember(conversation, taken, (epoch,) if epoch else (), links, ttl_seconds)
+        taken = self._copy.put(conversation, entries, epoch, links, anew=anew, ttl_seconds=ttl_seconds)
+        return self._remember(conversation, taken, (epoch,) if epoch else (), links, ttl_seconds, anew=anew)
 
     async def _remember(
         self,
@@ -164,10 +184,17 @@ class RedisStore(Store):
         epochs: Sequence[Epoch],
         links: Mapping[Place, Link],
         ttl_seconds: int | None,
+        *,
+        anew: bool = False,
     ) -> None:
         log, contents = _key(conversation, "log"), _key(conversation, "contents")
 
         def write(pipe: Any) -> None:
+            if anew:
+                # Other replicas hold copies; what began before these entries is to go there too.
+                before = math.nextafter(min((entry.started for entry in entries), default=self._now()), 0.0)
+                gone = (_key(conversation, "gone"), repr(before), self._ttl_seconds)
+                pipe.eval(_ANEW, 3, log, contents, *gone)
             for entry in entries:
                 pipe.hsetnx(log, f"m:{_field(entry)}", pack_entry(entry))
                 pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
@@ -242,7 +269,12 @@ class RedisStore(Store):
     @override
     async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
         known = self._copy.known_orders(partition)
-        if self._open or len(known) >= MOST_SETS or any(set(order) == set(tools) for order in known):
+        if (
+            self._open
+            or len(tools) > MOST_TOOLS
+            or len(known) >= MOST_SETS
+            or any(set(order) == set(tools) for order in known)
+        ):
             return known
         found = await self._bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
         for packed in found or ():
@@ -377,7 +409,7 @@ class RedisStore(Store):
     @override
     async def close(self) -> None:
         self._closed = True
-        for task in (self._probing, self._counting):
+        for task in (self._asking, self._probing, self._counting):
             if task is not None:
                 task.cancel()
         await self._redis.aclose()
@@ -443,11 +475,26 @@ class RedisStore(Store):
             if type(error) is not ResponseError:
                 # What Redis refuses it has answered: one owner's odd data is no outage for all.
                 self._failures += 1
-            if self._failures >= _FAILURES:
-                self._trip()
+            if self._failures >= _FAILURES and not self._open and (self._asking is None or self._asking.done()):
+                self._asking = asyncio.ensure_future(self._ask())
             return None
         self._failures = 0
         return result
+
+    async def _ask(self) -> None:
+        """Three failures in a row may be one conversation that is too large: what answers a ping is not gone."""
+        if await self._answers(PROBE_SECONDS):
+            self._failures = 0
+        else:
+            self._trip()
+
+    async def _answers(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError):
+            return False
+        return True
 
     def _trip(self) -> None:
         if not self._open and not self._closed:
@@ -459,14 +506,10 @@ class RedisStore(Store):
         """Look for Redis until it is back; only then do requests ask it again."""
         while True:
             await asyncio.sleep(PROBE_SECONDS)
-            try:
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await self._redis.ping()
-            except (RedisError, OSError, TimeoutError):
-                continue
-            self._failures, self._open = 0, False
-            self._on_state(False)  # noqa: FBT003 -- the state is the message
-            return
+            if await self._answers(WRITE_SECONDS):
+                self._failures, self._open = 0, False
+                self._on_state(False)  # noqa: FBT003 -- the state is the message
+                return
 
     def _known(self, conversation: str) -> dict[bytes, bytes]:
         """Return the contents this process holds, so that Redis need not send them again."""

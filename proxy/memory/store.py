@@ -132,11 +132,12 @@ class Store(Protocol):
         epoch: Epoch | None,
         links: Mapping[Place, Link] = NO_LINKS,
         *,
+        anew: bool = False,
         ttl_seconds: int | None = None,
     ) -> Writing:
         """Store what is being forwarded, the epoch that begins with it, and the client's own messages by place.
 
-        The first writer of each wins.
+        The first writer of each wins. `anew`: what was stored of the conversation goes, but for its summaries.
 
         This process knows it at once; what is returned tells the others.
         """

@@ -25,7 +25,7 @@ def steps(texts: str) -> tuple[Step, ...]:
 
 def after(*prompts: str, at: float = 0.0) -> Ledger:
     """Return a ledger to which these prompts were forwarded, a second apart."""
-    ledger = Ledger()
+    ledger = Ledger(max_bytes=10_000_000)
     for place, prompt in enumerate(prompts):
         ledger.forward(START, steps(prompt), now=at + place)
     return ledger
@@ -53,7 +53,7 @@ def test_the_longest_prefix_forwarded_before(before: tuple[str, ...], prompt: st
 def test_the_first_step_that_differs_counts_in_part() -> None:
     """A message whose second half changed is still read from the cache up to there."""
     raw = b"a" * 2 * CHUNK_BYTES
-    ledger = Ledger()
+    ledger = Ledger(max_bytes=10_000_000)
     ledger.forward(START, [Step(b"1", 100, chunks(raw + b"b" * 2 * CHUNK_BYTES)), *steps("x")], now=0.0)
     changed = Step(b"2", 100, chunks(raw + b"c" * 2 * CHUNK_BYTES))
     assert ledger.cached(START, [changed, *steps("x")], now=1.0, profile=PLAIN) == 50
@@ -62,7 +62,7 @@ def test_the_first_step_that_differs_counts_in_part() -> None:
 @pytest.mark.parametrize(("now", "cached"), [(100.0, 200), (100.5, 100), (150.0, 100), (151.0, 0)])
 def test_a_prefix_lives_as_long_as_the_prompt_cache_and_use_refreshes_it(now: float, cached: int) -> None:
     """`ab` was read at 0 s, its beginning again at 50 s; a cache that lasts 100 s forgets them one after the other."""
-    ledger = Ledger()
+    ledger = Ledger(max_bytes=10_000_000)
     ledger.forward(START, steps("ab"), now=0.0)
     ledger.forward(START, steps("a"), now=50.0)
     assert ledger.cached(START, steps("abz"), now=now, profile=PLAIN) == cached
@@ -90,7 +90,7 @@ def test_caches_are_apart() -> None:
 
 def test_the_ledger_is_bounded() -> None:
     """The oldest prefixes go first; what was used lately stays."""
-    ledger = Ledger(most=20)
+    ledger = Ledger(max_bytes=40_000)
     for place in range(200):
         ledger.forward(START, steps("ab"), now=float(place))
         ledger.forward(START, [step(f"{place:04}"), *steps("x")], now=float(place))
@@ -114,6 +114,6 @@ def test_prediction_equals_the_definition(before: list[str], prompt: str) -> Non
 
 def test_steps_hold_every_token_once() -> None:
     """Chunks cover a step's bytes from its beginning, the last one short."""
-    assert len(chunks(b"x" * (CHUNK_BYTES + 1))) == 2
-    assert chunks(b"x" * CHUNK_BYTES) == chunks(b"x" * (CHUNK_BYTES + 1))[:1]
-    assert prefix.chunks(b"") == ()
+    assert len(chunks(b"x" * (CHUNK_BYTES + 1))) == 2 * 8
+    assert chunks(b"x" * CHUNK_BYTES) == chunks(b"x" * (CHUNK_BYTES + 1))[:8]
+    assert prefix.chunks(b"") == b""

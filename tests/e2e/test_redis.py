@@ -277,6 +277,30 @@ async def test_deletion_while_redis_is_away(redis_process: RedisProcess) -> None
         assert not await written(redis_process, b"strata:*:turns")
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_one_name_for_all_conversations(
+    shared: bool, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored under it is bounded, and each conversation's log goes on where it has not been pushed out."""
+    monkeypatch.setattr("proxy.core.lineage.MOST_LEFT", 30)
+    provider = create()
+    more = {"REDIS_URL": redis_process.url} if shared else {}
+    async with serve(provider) as upstream, strata(upstream.base_url, **more) as proxy:
+        for number in range(60):
+            client = Client("always-the-same")
+            client._history[0]["content"] = f"You are helpful, {number}."
+            await client.turn(proxy, f"Question {number}?", SPEC)
+            await client.turn(proxy, "And?", SPEC)
+            assert sent(provider.state.simulator).count("The spec says") == 60
+            assert "Find them above" in sent(provider.state.simulator)
+        if shared:
+            [log] = await written(redis_process, b"strata:*:log")
+            reader, writer = await asyncio.open_connection("127.0.0.1", redis_process.port)
+            writer.write(b"HLEN %b\r\n" % log)
+            assert int((await reader.readline())[1:]) < 150
+            writer.close()
+
+
 async def test_keys_in_redis_name_nobody(redis_process: RedisProcess) -> None:
     """Keys in Redis hold neither ids nor credentials, and all but the counters expire."""
     async with replicas(redis_process.url) as (_, [proxy]):

@@ -139,7 +139,7 @@ async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str,
 
 def test_a_log_weighs_what_it_holds() -> None:
     """A long one takes the room of many lineages."""
-    book, long = Book(max_bytes=200_000), tuple(Recipe(b"place", ((b"item", Words("", 1, "")),)) for _ in range(64))
+    book, long = Book(max_bytes=400_000), tuple(Recipe(b"place", ((b"item", Words("", 1, "")),)) for _ in range(64))
     for number in range(100):
         book.put(number.to_bytes(2, "big"), [Standing(FORM, log=long)])
     held = [number for number in range(100) if book.learned("t", [number.to_bytes(2, "big")]).standing]
@@ -148,7 +148,7 @@ def test_a_log_weighs_what_it_holds() -> None:
 
 def test_the_book_is_bounded() -> None:
     """The least recently used goes first; forms that many share are held once."""
-    book = Book(max_bytes=20_000)
+    book = Book(max_bytes=40_000)
     for number in range(1_000):
         book.put(number.to_bytes(2, "big"), [Standing(FORM)])
     held = [number for number in range(1_000) if book.learned("t", [number.to_bytes(2, "big")]).standing]
@@ -176,6 +176,17 @@ def test_templates_are_bounded() -> None:
     assert len(held) == MOST_TEMPLATES
     assert {b"\x00", bytes([MOST_TEMPLATES + 3])} <= held
     assert b"\x01" not in held
+
+
+def test_templates_are_bounded_in_bytes() -> None:
+    """Whoever asks with key after key takes no more; the latest stand."""
+    book = Book(max_bytes=1_000_000)
+    for number in range(100):
+        seen = tuple(Seen(f"{number} {line}".encode(), 1, 10) for line in range(100))
+        book.take(f"{number}", Template(id=b"t", count=1, lines=seen))
+    held = [number for number in range(100) if book.learned(f"{number}", ()).templates]
+    assert held == list(range(100 - len(held), 100))
+    assert 10 < len(held) < 25
 
 
 def test_places_of_lineages_are_kept_apart() -> None:

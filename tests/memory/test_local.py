@@ -85,6 +85,27 @@ async def test_everything_kept_counts(kind: str, clock: Any, entry: Make, epoch:
     assert await places(local, "first") == []
 
 
+async def test_what_nobody_asks_for_goes_in_time(local: LocalStore, clock: Any, entry: Make) -> None:
+    """Another conversation's request is enough: nothing is kept because nothing has come for it."""
+    await local.remember("old", [entry("k")], None)
+    await local.remember("long", [entry("k")], None, ttl_seconds=10_000)
+    clock.now += 1_000
+    await local.remember("new", [entry("k")], None)
+    assert {*local._conversations} == {"long", "new"}
+    assert local._size == sum(held.size for held in local._conversations.values())
+
+
+async def test_orders_of_tools_are_bounded_in_all(local: LocalStore) -> None:
+    """However many owners come, and however many tools: the latest stand."""
+    for owner in range(1_000):
+        await local.order(f"{owner}", tuple(f"{owner} {tool}".encode() for tool in range(500)))
+    assert await local.orders("0", ()) == ()
+    assert len(await local.orders("999", ())) == 1
+    assert sum(len(order) for orders in local._orders.values() for order in orders) <= 100_000
+    assert await local.order("0", tuple(f"{tool}".encode() for tool in range(5_000))) is None
+    assert await local.orders("0", ()) == ()
+
+
 async def test_attempts_at_one_turn_are_bounded(local: LocalStore, entry: Make) -> None:
     """Not even a client that tries for ever fills the memory."""
     for number in range(40):

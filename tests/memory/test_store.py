@@ -73,6 +73,17 @@ async def test_an_epoch_and_its_messages_come_together(store: Store, epoch: Begi
     assert by_start(recalled) == {(b"p", b"k"): [frozen(entries[0])], (b"p", b"l"): [frozen(entries[1], b"1")]}
 
 
+async def test_a_conversation_is_stored_anew(store: Store, entry: Make, epoch: Begin) -> None:
+    """What was stored of it goes, and what comes with that stands alone."""
+    await store.remember("c", [entry("k"), entry("l")], epoch("p", "a"), {b"a": Link(b"", b"{}")})
+    await store.remember("other", [entry("k")], None)
+    await store.remember("c", [entry("m", started=2.0)], epoch("q", "b"), {b"b": Link(b"", b"{}")}, anew=True)
+    recalled = (await store.recall("c")).recalled
+    assert [place for _, place in recalled.log] == [b"m"]
+    assert (list(recalled.epochs), list(recalled.links)) == ([b"q"], [b"b"])
+    assert len((await store.recall("other")).recalled.log) == 1
+
+
 async def test_links_are_recalled(store: Store, entry: Make) -> None:
     """A windowed client's own messages, by place; the first writer of each wins."""
     links = {b"a": Link(b"", b'{"a" : 1}'), b"\xff:": Link(b"a", b"\xff\x00"), b"c": Link(b"\xff:", b'{"a" : 1}')}
