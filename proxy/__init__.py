@@ -4,11 +4,16 @@ A chat request's life (`pipeline.Pipeline.handle`), and the value each step make
 
     read      bytes → core.request.Request    raw spans; only messages not met before are analysed (core.message)
     recall    → core.lineage.Recalled         the one read of memory, bounded in time (memory)
-              → core.template.Known           digests: the system prompt's lines, items that recur
+              → core.known.Known              digests: the system prompt's lines, items that recur
     plan      → core.plan.Plan                pure: template → lineage → epoch → history (named) or recurring → recipe →
                                               remake (anonymous) → layers → guard, and why
     forward   Plan → core.render → bytes      to the upstream (forward, upstream) and back as it comes (relay, core.sse)
     record    → observe.record.Record         one, always, last; metrics, log line, receipt and memory are projections
+
+The ideas have a page each in core: `chain`, by what a conversation knows itself again; `lineage`, what was forwarded
+for it; `epoch`, when history is compacted; `template` and `form`, what of L1 changes; `library`, L2; `recurring` and
+`recipe`, what an anonymous client sends again; `window`, what a windowed one left out; `cut` and `guard`, what a limit
+takes; `prefix`, what the prompt cache should hold; `divergence` and `cause`, why it did not.
 
 Everything that is no chat goes through `passthrough`; the proxy's own routes are in `admin`.
 

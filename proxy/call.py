@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from proxy.core.cause import Tokens, attribute
+from proxy.core.chain import Place
 from proxy.core.conversation import Name
 from proxy.core.divergence import Break, Trace
-from proxy.core.lineage import NOTHING, Place, Recalled
+from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.models import Model, describe
 from proxy.core.plan import Plan, Policy
@@ -184,7 +185,7 @@ class Call:
             owner=self.tenant.owner,
             kept_messages=self.kept_messages,
             current_values=len(plan.current.slots) if plan else 0,
-            lines_behind=plan.formed.count("behind") if plan and plan.formed else 0,
+            lines_behind=plan.formed.behind if plan and plan.formed else 0,
             references=len(plan.draft.referenced) if plan else 0,
             referenced_tokens=self.referenced_tokens,
             library_items=len(plan.draft.library.items) if plan else 0,

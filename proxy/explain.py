@@ -107,7 +107,7 @@ def _decisions(call: Call, made: Plan) -> Iterator[str]:
         yield f"{item.label} ({item.tag}) stands in L2" + (", as an outline" if item.partial else "")
     if made.current.slots:
         yield f"{len(made.current.slots)} lines of the system prompt that change are told before the user's words"
-    if made.formed and (behind := made.formed.count("behind")):
+    if made.formed and (behind := made.formed.behind):
         yield f"{behind} lines of the system prompt are this conversation's own, and stand behind what all share"
     if call.kept_messages:
         yield f"{call.kept_messages} messages that the client has left out are put in front"

@@ -12,18 +12,19 @@ from typing import Any
 
 import orjson
 
-from proxy.core import items, lineage, plan, prefix, window
-from proxy.core.lineage import NOTHING, Place
+from proxy.core import chain, items, lineage, plan, prefix, window
+from proxy.core.chain import Place
+from proxy.core.known import Lesson, known
+from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
 from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
 from proxy.core.reply import of_answer
 from proxy.core.request import Request, read
-from proxy.core.template import Lesson
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry
-from proxy.pipeline import known, log_entries
+from proxy.pipeline import log_entries
 from proxy.traces import ROOT
 
 _OWNER = "offline"
@@ -79,7 +80,7 @@ class Offline:
             request = read(window.completed(request, front), self._analyst.analyse, count, self._analyst.tags)
         parts = request.parts
         places = [_placed(name, place) for place in request.places]
-        earlier = lineage.earlier(request.messages, parts, places)
+        earlier = [_placed(name, place) for place in lineage.earlier(request)]
         answers = self._answers(request, earlier) if name is None else ()
         made = plan.make(
             request,
@@ -118,7 +119,7 @@ class Offline:
             self._store.put_order(_OWNER, made.order)
         if name is None and made.recurring.log and reply is not None:
             for said in of_answer(_whole(reply)):
-                place = _placed(None, lineage.after(request.places[-1], said))
+                place = _placed(None, chain.after(request.places[-1], said))
                 self._store.note_learned(_OWNER, place, made.standing, Lesson(at))
         if name is None or not made.places:
             return
@@ -138,7 +139,7 @@ class Offline:
 
     def _answers(self, request: Request, earlier: Sequence[Place]) -> Sequence[Place]:
         """Return the place of the latest answer; where nobody told it before, the request that goes on from it does."""
-        found = lineage.answer(request.messages, request.parts, request.places)
+        found = lineage.answer(request)
         if not found:
             return ()
         place = _placed(None, found)

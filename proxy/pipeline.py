@@ -16,25 +16,24 @@ from starlette.types import Receive, Scope, Send
 from proxy import explain
 from proxy.background import Background
 from proxy.call import Call
-from proxy.core import budget, conversation, divergence, history, library, lineage, measure, plan, prefix, window
+from proxy.core import budget, chain, conversation, divergence, history, library, lineage, measure, plan, prefix, window
+from proxy.core.chain import Place
+from proxy.core.known import NOTHING_KNOWN, Known, Lesson, known
 from proxy.core.layers import Draft
-from proxy.core.lineage import NO_EPOCH, NOTHING, Place, Recalled
-from proxy.core.lines import Line
+from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
 from proxy.core.models import Encoding, Model, describe
 from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Ledger
 from proxy.core.price import Amount, Price, cost
 from proxy.core.quota import nanos
 from proxy.core.request import Request, read
-from proxy.core.template import NOTHING_KNOWN, Known, Lesson
 from proxy.core.tools import Toolset
 from proxy.downstream import JSON, ClientGone, Downstream
 from proxy.errors import INTERNAL, SHUTTING_DOWN, TOO_LONG, Odd, StrataError
 from proxy.forward import Forwarder
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.calibrations import Calibrations
-from proxy.memory.learned import MOST_STANDING
-from proxy.memory.store import DONE, Entry, Keys, Learned, Store, Tally, View, Writing
+from proxy.memory.store import DONE, Entry, Keys, Store, Tally, View, Writing
 from proxy.meter import Meter
 from proxy.observe.record import Outcome, Record
 from proxy.prices import Prices
@@ -270,9 +269,9 @@ class Pipeline:
         items = policy.anonymous_library and call.name is None and library.any_items(request)
         if not (lines or items or "tools" in request.members):
             return NOTHING_KNOWN
-        earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
+        earlier = [self._place(call, place) for place in lineage.earlier(request)]
         here = call.place = self._place(call, places[-1])
-        answered = lineage.answer(request.messages, parts, places)
+        answered = lineage.answer(request)
         answers = [self._place(call, answered)] if answered and items else []
         # Where one answer was given to two, all must know of both.
         learned = await self._store.learned(self._partition(call), (*answers, *earlier), here, sure=bool(answers))
@@ -414,7 +413,7 @@ class Pipeline:
             self._beside(self._store.answered(call.conversation, call.entry, replies, ttl_seconds=ttl))
         if call.awaits_answer and call.plan is not None and call.request is not None:
             for said in replies:
-                place = self._place(call, lineage.after(call.request.places[-1], said))
+                place = self._place(call, chain.after(call.request.places[-1], said))
                 self._beside(self._store.learn(self._partition(call), place, call.plan.standing, Lesson(call.at)))
 
     # record
@@ -503,7 +502,7 @@ class Pipeline:
             return
         call.trace = divergence.trace(request, made.draft, scale, at=call.at)
         here = self._place(call, places[-1])
-        earlier = [self._place(call, place) for place in lineage.earlier(request.messages, parts, places)]
+        earlier = [self._place(call, place) for place in lineage.earlier(request)]
         # A history that was edited is found by its name, or by how its conversation begins.
         root = self._place(call, places[parts.leading]) + ROOT
         names = (call.conversation.encode(), root) if call.conversation else (root,)
@@ -527,58 +526,17 @@ class Pipeline:
 
 def log_entries(request: Request, made: Plan, *, at: float) -> dict[int, Entry]:
     """Return what is to be remembered of a plan, by the message's index."""
-    written = history.written(request, made.draft)
     epoch = made.epoch.place if made.epoch else NO_EPOCH
     return {
-        index: Entry(
-            epoch=epoch,
-            place=made.places[index],
-            started=at,
-            raw=frozen.raw,
-            replies=frozen.replies,
-            brought=frozen.brought,
-            values=frozen.values,
-        )
-        for index, frozen in written.items()
+        index: Entry(epoch, request.places[index], frozen)
+        for index, frozen in history.written(request, made.draft, at=at).items()
         if made.epoch or index == made.draft.newest.start
     }
 
 
-def known(
-    earlier: Sequence[Place],
-    here: Place,
-    learned: Learned,
-    *,
-    answers: Sequence[Place] = (),
-    key: bytes,
-    lines: tuple[Line, ...],
-) -> Known:
-    """Return what a plan needs of what was learned: the lineages at the latest place known, where they are few.
-
-    Those that were given the very answer come first: `answers` is its place, where the request holds one.
-    """
-    told = next((learned.standing[place] for place in answers if place in learned.standing), ())
-    answered = 0 < len(told) <= MOST_STANDING
-    stood = told if answered else next((learned.standing[place] for place in earlier if place in learned.standing), ())
-    if len(stood) > MOST_STANDING:
-        # Many began like this: those go on that hold no line which is not here.
-        here_now = {line.key for line in lines}
-        stood = tuple(each for each in stood if each.form.lines and here_now.issuperset(each.form.lines))
-    return Known(
-        key=key,
-        lines=lines,
-        standing=stood,
-        answered=answered,
-        again=learned.standing.get(here, ()),
-        templates=learned.templates,
-        recurring=learned.recurring,
-        keys=learned.keys,
-    )
-
-
 def _is_new(entry: Entry, recalled: Recalled) -> bool:
     known = recalled.log.get((entry.epoch, entry.place), ())
-    return not any(frozen.raw == entry.raw and frozen.replies.issuperset(entry.replies) for frozen in known)
+    return not any(each.raw == entry.frozen.raw and each.replies >= entry.frozen.replies for each in known)
 
 
 def _view(call: Call) -> View:

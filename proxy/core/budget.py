@@ -1,4 +1,4 @@
-"""The guard: the most tokens a request may hold, and which units of history go when it holds more.
+"""The most tokens a request may hold, and the step of the grid on which history goes when it holds more.
 
 History is cut on a fixed grid, a pure function of the request: so the cut, and with it the prefix, holds still while
 the conversation grows by a step, after a restart and without any stored state.
@@ -6,8 +6,6 @@ the conversation grows by a step, after a restart and without any stored state.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.core import calibration
@@ -63,18 +61,3 @@ def step(base: int, fixed: int) -> int:
         return _SMALLEST_STEP
     power = 1 << (room.bit_length() - 1)
     return next(int(power * fraction) for fraction in _FRACTIONS if power * fraction <= room)
-
-
-def lost(*, total: int, limit: int, step: int) -> int:
-    """Return how many tokens history loses from its start: a multiple of the step, 0 while all fits."""
-    return 0 if total <= limit else step * math.ceil((total - limit) / step)
-
-
-def units(sizes: Sequence[int], tokens: int) -> int:
-    """Return how many whole units from the start hold at least `tokens`; all of them where they hold less."""
-    done = 0
-    for place, size in enumerate(sizes):
-        if done >= tokens:
-            return place
-        done += size
-    return len(sizes)

@@ -84,10 +84,10 @@ class Roles:
         for at in places:
             self.each[at] = role
 
-    def weigh(self, role: Role, *, until: int | None = None) -> int:
-        """Return the characters of the lines with a part."""
+    def kept(self, *, until: int | None = None) -> int:
+        """Return the characters of the lines that stay in place."""
         each = zip(self.lines[:until], self.each[:until], strict=True)
-        return sum(line.end - line.start for line, part in each if part == role)
+        return sum(line.end - line.start for line, role in each if role == "kept")
 
     def form(self, template: bytes, words: Container[bytes], edited: frozenset[Gap] = frozenset()) -> Form:
         """Return the form they make where these `words` tell a value."""
@@ -119,13 +119,13 @@ class Roles:
         moved = [line for line, role in zip(self.lines, self.each, strict=True) if role != "kept"]
         if not any(map(text_lines.may_open, moved)):
             return True
-        before = self.weigh("kept")
+        before = self.kept()
         for block in text_lines.blocks(self.lines):
             ends = {self.each[block.first], self.each[block.last]}
             if block.first < block.last and ends != {"kept"}:
                 self.mark(range(block.first, block.last + 1), "volatile" if "volatile" in ends else "behind")
         size = sum(line.end - line.start for line in self.lines)
-        return before - self.weigh("kept") <= _LARGEST * size
+        return before - self.kept() <= _LARGEST * size
 
 
 @dataclass(frozen=True, slots=True)

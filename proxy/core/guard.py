@@ -44,14 +44,11 @@ class Fitted:
 
     draft: Draft
     total: int | None = None
-    dropped_turns: int = 0
-    dropped_exchanges: int = 0
     actions: tuple[Action, ...] = ()
 
 
 def fit(
     request: Request,
-    parts: Shape,
     arrange: Arrange,
     *,
     limit: Limit,
@@ -71,8 +68,8 @@ def fit(
     tried = whole = weighed(WHOLE)
     if whole.total <= limit.tokens:
         return Fitted(draft=whole.draft, total=whole.total)
-    ladder = _Ladder(request, parts, whole.draft, limit, scale, least=least)
-    if not ladder.signed:
+    ladder = _Ladder(request, whole.draft, limit, scale, least=least)
+    if not request.signed:
         outlined = weighed(Cut(outlined=True))
         tried = outlined if outlined.total < whole.total else whole
     for cut in ladder.rungs(tried.draft.cut, tried.total):
@@ -81,23 +78,19 @@ def fit(
         tried = weighed(cut)
     own = limit.own is not None and tried.total > limit.own
     if tried.total > limit.tokens and not own:
-        return _over_window(request, parts, arrange, whole, limit=limit, over_budget=over_budget, scale=scale)
+        return _over_window(request, arrange, whole, limit=limit, over_budget=over_budget, scale=scale)
     over: tuple[Action, ...] = ()
     if tried.total > limit.tokens:
         over = ("rejected" if over_budget == "reject" else "forwarded_over_budget",)
-    gone, turns = len(tried.draft.dropped), max(0, len(parts.turns) - 1)
     return Fitted(
         draft=tried.draft,
         total=tried.total,
-        dropped_turns=min(gone, turns),
-        dropped_exchanges=max(0, gone - turns),
         actions=(*ladder.actions(tried.draft, whole.draft), *over),
     )
 
 
 def _over_window(
     request: Request,
-    parts: Shape,
     arrange: Arrange,
     whole: _Tried,
     *,
@@ -109,7 +102,7 @@ def _over_window(
     if limit.own is None or whole.total <= limit.own:
         return Fitted(draft=whole.draft, total=whole.total, actions=("forwarded_over_budget",))
     own = dataclasses.replace(limit, tokens=limit.own)
-    fitted = fit(request, parts, arrange, limit=own, over_budget=over_budget, scale=scale)
+    fitted = fit(request, arrange, limit=own, over_budget=over_budget, scale=scale)
     return dataclasses.replace(fitted, actions=(*fitted.actions, "forwarded_over_budget"))
 
 
@@ -122,12 +115,9 @@ class _Tried:
 class _Ladder:
     """One request's units, what each weighs as it would be sent whole, and what shortening each message saves."""
 
-    def __init__(
-        self, request: Request, parts: Shape, whole: Draft, limit: Limit, scale: Scale, *, least: Cut = WHOLE
-    ) -> None:
-        self._request, self._parts, self._limit, self._scale = request, parts, limit, scale
-        self.signed = any(message.signed for message in request.messages)
-        self._units = _units(request.messages, parts)
+    def __init__(self, request: Request, whole: Draft, limit: Limit, scale: Scale, *, least: Cut = WHOLE) -> None:
+        self._request, self._parts, self._limit, self._scale = request, request.parts, limit, scale
+        self._units = _units(request.messages, parts := request.parts)
         first, last = parts.leading, self._units[-1].end if self._units else parts.leading
         self._weights = {index: measure.weigh(request, whole, index, scale) for index in range(first, last)}
         self._ends = dict(zip(self._weights, itertools.accumulate(self._weights.values()), strict=True))
@@ -174,7 +164,7 @@ class _Ladder:
         first = dropped[-1].end if dropped else 0
         old = frozenset(index for index in shorter if index >= first and self._ends[index] <= reach)
         floor = frozenset(index for index in self._least.shortened if index >= first)
-        return Cut(dropped=dropped, shortened=old | floor, outlined=cut.outlined, quiet=self.signed)
+        return Cut(dropped=dropped, shortened=old | floor, outlined=cut.outlined, quiet=self._request.signed)
 
     def _loses(self, unit: Span, shorter: Mapping[int, int]) -> int:
         """Return what goes with a unit, as it would stand shortened."""
@@ -194,7 +184,7 @@ class _Ladder:
 
     def _shorter(self, roles: frozenset[str]) -> dict[int, int]:
         """Return what shortening saves, by message, in all that is old."""
-        if self.signed:
+        if self._request.signed:
             return {}
         messages = self._request.messages
         return {

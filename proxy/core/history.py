@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core import layers, library, lineage, render, shorten, summary
+from proxy.core.chain import Place
 from proxy.core.cut import Cut
 from proxy.core.items import Item
-from proxy.core.layers import AS_SENT, L1, NO_VALUES, Change, Draft, Slot, Values
+from proxy.core.layers import L1, Change, Draft, Slot, Values
 from proxy.core.library import Library
-from proxy.core.lineage import Epoch, Frozen, Place, Reason, Recalled
+from proxy.core.lineage import Epoch, Frozen, Reason, Recalled
 from proxy.core.message import Message
 from proxy.core.request import Request
-from proxy.core.turn import Shape, Span
+from proxy.core.turn import Span
 
 Look = Callable[[bytes], Message]
 """Analyses a raw message; whoever implements it remembers what it has analysed."""
@@ -27,7 +28,6 @@ class Past:
     `begun` are the current values that were told when the newest turn began, by slot.
     """
 
-    places: tuple[Place, ...]
     epoch: Epoch | None
     frozen: Mapping[int, Frozen]
     begun: Mapping[int, str]
@@ -40,14 +40,13 @@ class Past:
         return summary.frame(self.summaries[place]) if place in self.summaries else ""
 
 
-def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[bytes], l1: L1 = AS_SENT) -> Past:
+def past(request: Request, recalled: Recalled, order: Iterable[bytes], l1: L1) -> Past:
     """Find what a request extends; `order` are its tools as they are to stand, `l1` is its L1."""
-    messages, places = request.messages, request.places
-    epoch = lineage.current(places[parts.leading :], recalled)
-    frozen = lineage.match(messages, parts, places, recalled, epoch.place) if epoch else {}
-    begun = lineage.attempt(messages, parts.newest, places, recalled, epoch.place) if epoch and parts.turns else None
+    messages, parts = request.messages, request.parts
+    epoch = lineage.current(request.places[parts.leading :], recalled)
+    frozen = lineage.match(request, recalled, epoch.place) if epoch else {}
+    begun = lineage.attempt(request, parts.newest, recalled, epoch.place) if epoch and parts.turns else None
     return Past(
-        places=places,
         epoch=epoch,
         frozen=frozen,
         begun=dict(begun.values) if begun else {},
@@ -57,7 +56,7 @@ def past(request: Request, parts: Shape, recalled: Recalled, order: Iterable[byt
     )
 
 
-def standing(found: Past) -> dict[int, str]:
+def told(found: Past) -> dict[int, str]:
     """Return the current values that stand in earlier turns, by slot, the newest of each."""
     return dict(pair for index in sorted(found.frozen) for pair in found.frozen[index].values)
 
@@ -72,38 +71,29 @@ def outdated(found: Past, slots: Sequence[str]) -> Iterator[str]:
 
 
 def resume(
-    request: Request,
-    parts: Shape,
-    found: Past,
-    look: Look,
-    *,
-    l1: L1 = AS_SENT,
-    values: Values = NO_VALUES,
-    cut: Cut | None = None,
+    request: Request, epoch: Epoch, found: Past, look: Look, *, l1: L1, values: Values, cut: Cut | None = None
 ) -> Draft:
     """Arrange the request as its epoch has it: what was forwarded stands, what is new comes at the end.
 
     Context the client sends in an older turn and that stands nowhere is brought by the newest turn.
     """
-    epoch = found.epoch
-    assert epoch is not None
     slots = [Slot(message) for message in request.messages]
-    if found.l1 == epoch.l1 and len(epoch.leading) == parts.leading:
+    if found.l1 == epoch.l1 and len(epoch.leading) == request.parts.leading:
         for index, raw in enumerate(epoch.leading):
-            slots[index] = _standing(request, index, raw, look)
+            slots[index] = _as_frozen(request, index, raw, look)
     for index, frozen in found.frozen.items():
         raw = frozen.raw
         if not request.messages[index].freezes:
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
-        slots[index] = _standing(request, index, raw, look)
-    cut = _cut(epoch, found, parts) if cut is None else cut
+        slots[index] = _as_frozen(request, index, raw, look)
+    cut = _cut(request, epoch) if cut is None else cut
     shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
-    late = _late(request.messages, parts, slots, epoch, cut.dropped)
+    late = _late(request, slots, epoch, cut)
     shelf = Library(epoch.library)
     return layers.arrange(
         slots,
-        parts,
+        request.parts,
         library=library.outlined(shelf, (), {}) if cut.outlined else shelf,
         lasting=True,
         context=(*late, *request.hints.context),
@@ -123,28 +113,21 @@ def shorten_slots(slots: list[Slot], request: Request, places: Iterable[int], lo
             slots[index] = Slot(look(short), short, fixed=slots[index].fixed)
 
 
-def _standing(request: Request, index: int, raw: bytes, look: Look) -> Slot:
+def _as_frozen(request: Request, index: int, raw: bytes, look: Look) -> Slot:
     if raw == request.raw(index):
         return Slot(request.messages[index], fixed=True)
     return Slot(look(raw), raw, fixed=True)
 
 
 def compact(
-    request: Request,
-    parts: Shape,
-    found: Past,
-    look: Look,
-    before: Draft,
-    *,
-    l1: L1 = AS_SENT,
-    values: Values = NO_VALUES,
+    request: Request, found: Past, look: Look, before: Draft, *, l1: L1, values: Values
 ) -> Callable[[Cut], Draft]:
     """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns.
 
     Where turns go and a summary of them is known, it stands in their place.
     """
     told = found.told(latest_summary(request, found))
-    messages, context = request.messages, request.hints.context
+    messages, parts, context = request.messages, request.parts, request.hints.context
     history = [index for index in range(parts.leading, parts.newest.start) if messages[index].role == "user"]
     gone = {
         item.key for index in history for item in library.items(messages[index]) if item.promotable and item.referable
@@ -158,8 +141,8 @@ def compact(
 
     def arrange(cut: Cut) -> Draft:
         kept = [messages[index] for index in history if not cut.drops(index)]
-        arriving = [*context, *_attached(messages, parts)]
-        shelf = library.in_use(before.standing, kept, arriving)
+        arriving = library.arriving(request)
+        shelf = library.in_use(before.before, kept, arriving)
         shelf = library.outlined(shelf, arriving, found.summaries) if cut.outlined else shelf
         mine = list(slots)
         shorten_slots(mine, request, cut.shortened, look)
@@ -170,13 +153,9 @@ def compact(
     return arrange
 
 
-def _attached(messages: Sequence[Message], parts: Shape) -> list[Item]:
-    return [item for message in messages[parts.newest.start :] for item in library.items(message)]
-
-
 def latest_summary(request: Request, found: Past) -> Place:
     """Return the place of the latest summary of this lineage that tells of nothing in the newest turn."""
-    before = found.places[request.parts.leading : request.parts.newest.start]
+    before = request.places[request.parts.leading : request.parts.newest.start]
     return next((place for place in reversed(before) if place in found.summaries), b"")
 
 
@@ -184,7 +163,7 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
     """Return the epoch that begins with this request, to be stored beside what is forwarded."""
     leading = tuple(render.sent(request, draft, index) for index in range(draft.leading))
     return Epoch(
-        place=found.places[-1] if found.places else lineage.NO_EPOCH,
+        place=request.places[-1] if request.places else lineage.NO_EPOCH,
         number=found.epoch.number + 1 if found.epoch else 0,
         started=now,
         reason=reason,
@@ -192,8 +171,8 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
         l1=found.l1,
         tools=found.tools,
         library=draft.library.items,
-        dropped=tuple((found.places[span.start], found.places[span.end - 1]) for span in draft.dropped),
-        shortened=frozenset(found.places[index] for index in draft.cut.shortened),
+        dropped=tuple((request.places[span.start], request.places[span.end - 1]) for span in draft.dropped),
+        shortened=frozenset(request.places[index] for index in draft.cut.shortened),
         packed=draft.cut.packed,
         summary=latest_summary(request, found) if draft.dropped and not draft.cut.quiet else b"",
         rewritten=rewritten(request, draft),
@@ -207,24 +186,22 @@ def rewritten(request: Request, draft: Draft) -> bool:
     )
 
 
-def _cut(epoch: Epoch, found: Past, parts: Shape) -> Cut:
+def _cut(request: Request, epoch: Epoch) -> Cut:
     """Return what the limit took when the epoch began; what it made of the turn's own context holds for that turn."""
-    at = {place: index for index, place in enumerate(found.places)}
+    at = {place: index for index, place in enumerate(request.places)}
     return Cut(
         dropped=tuple(Span(at[first], at[last] + 1) for first, last in epoch.dropped if first in at and last in at),
         shortened=frozenset(at[place] for place in epoch.shortened if place in at),
-        packed=epoch.packed and at.get(epoch.place, -1) >= parts.newest.start,
+        packed=epoch.packed and at.get(epoch.place, -1) >= request.parts.newest.start,
     )
 
 
-def _late(
-    messages: Sequence[Message], parts: Shape, slots: Sequence[Slot], epoch: Epoch, dropped: Sequence[Span]
-) -> tuple[Item, ...]:
+def _late(request: Request, slots: Sequence[Slot], epoch: Epoch, cut: Cut) -> tuple[Item, ...]:
     """Find context the client sends in older turns that is nowhere in what was forwarded, nor in the newest turn.
 
     Of each item only the newest version it sends there, and only where no version stands that came later.
     """
-    attached = _attached(messages, parts)
+    messages, parts, attached = request.messages, request.parts, library.attached(request)
     stands = {item.sha256 for item in (*epoch.library, *attached)}
     latest = {item.key: len(slots) for item in attached}
     for index, slot in enumerate(slots[: parts.newest.start]):
@@ -233,7 +210,7 @@ def _late(
             latest[item.key] = max(index, latest.get(item.key, -1))
     late: dict[tuple[str, str], Item | None] = {}
     for index in range(parts.leading, parts.newest.start):
-        out = not slots[index].fixed or any(span.start <= index < span.end for span in dropped)
+        out = not slots[index].fixed or cut.drops(index)
         for item in library.items(messages[index]):
             known = out or item.sha256 in stands or latest.get(item.key, -1) > index
             late[item.key] = None if known else item
@@ -247,33 +224,22 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A message as forwarded, the answers known to have followed it, and what was brought and told beside it."""
-
-    raw: bytes
-    replies: tuple[bytes, ...]
-    brought: str
-    values: tuple[tuple[int, str], ...]
-
-
-def written(request: Request, draft: Draft) -> dict[int, Written]:
+def written(request: Request, draft: Draft, *, at: float) -> dict[int, Frozen]:
     """Return what is frozen of what is forwarded, by index, a turn's first message with the answers that follow it.
 
     Of a message that is the client's to spell, only what was brought beside it in `strata.context`.
     """
     messages, parts = request.messages, request.parts
-    frozen: dict[int, Written] = {}
+    frozen: dict[int, Frozen] = {}
     for turn in parts.turns:
         newest = turn.start == parts.newest.start
-        said = tuple(
-            messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"
-        )
+        said = frozenset(each.said for each in messages[turn.start : turn.end] if each.role == "assistant")
         for index in range(turn.start, turn.end):
             first = newest and index == turn.start
             brought = draft.context if first else ""
             if draft.keeps(index) and (messages[index].freezes or brought):
-                replies = said if index == turn.start else ()
+                replies = said if index == turn.start else frozenset()
                 told = draft.values.told if first and messages[index].freezes else ()
-                frozen[index] = Written(render.sent(request, draft, index), replies, brought, told)
+                raw = render.sent(request, draft, index)
+                frozen[index] = Frozen(started=at, raw=raw, replies=replies, brought=brought, values=told)
     return frozen

@@ -105,7 +105,7 @@ class Slot:
 class Draft:
     """A prompt arranged but not rendered. `referenced` are the items of whose content a reference stands instead.
 
-    `forms` are the messages that are not taken from the request, before their change is made. `standing` are the items
+    `forms` are the messages that are not taken from the request, before their change is made. `before` are the items
     that stand in front of the newest turn. `inserted` is the text of a user message put in front, for what has no user
     message that could take it. `tools` is the array of tools where it stands in another order than sent.
     `values` are the current values that are told; `l1` digests L1 where it is not as sent; `cut` is what the limit
@@ -118,7 +118,7 @@ class Draft:
     changes: dict[int, Change] = field(default_factory=dict)
     library: Library
     library_index: int | None = None
-    standing: tuple[Item, ...] = ()
+    before: tuple[Item, ...] = ()
     referenced: tuple[Item, ...] = ()
     context: str = ""
     inserted: str = ""
@@ -142,7 +142,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _Seen:
     """What stands so far in the prompt being arranged: by item, its newest version and whether that is in L2."""
 
     newest: dict[tuple[str, str], tuple[bytes, bool]] = field(default_factory=dict)
@@ -211,35 +211,35 @@ def arrange(
     one that is not gets them again. `summary` stands in the place of what the cut drops. `lasting` is for what will be
     replayed: it refers to nothing that the client may yet take away.
     """
-    standing = _Standing()
+    seen = _Seen()
     draft = Draft(leading=shape.leading, newest=shape.newest, cut=cut, library=library, values=values, l1=l1.digest)
     place = max((index for index in range(shape.leading) if slots[index].message.form != "none"), default=None)
     behind, head = _halves(library, place)
     note = "" if cut.quiet else SEPARATOR.join(filter(None, [left_out(cut.dropped), summary if cut.dropped else ""]))
-    changes = _lead(slots[: shape.leading], standing, l1, behind=behind, place=place)
+    changes = _lead(slots[: shape.leading], seen, l1, behind=behind, place=place)
     for item in library.items:
-        standing.place(item, in_library=True)
+        seen.place(item, in_library=True)
     taken = _takes(slots[shape.newest.start].message) if shape.turns else False
-    brought, left = "", "" if taken else _bring(context, standing, pack=cut.packed)
+    brought, left = "", "" if taken else _bring(context, seen, pack=cut.packed)
     before_newest: tuple[Item, ...] = ()
     for index in range(shape.leading, len(slots)):
         slot = slots[index]
         if index == shape.newest.start:
-            before_newest = tuple(standing.items.values())
-            brought = _bring(context, standing, pack=cut.packed) if taken else ""
+            before_newest = tuple(seen.items.values())
+            brought = _bring(context, seen, pack=cut.packed) if taken else ""
         if not draft.keeps(index):
             continue
         if slot.message.role != "user" or (slot.fixed and index != shape.newest.start):
-            _note(slot.message, standing)
+            _note(slot.message, seen)
             # A frozen message holds what once stood at its head.
             head, note = ("", "") if _takes(slot.message) else (head, note)
             continue
         doubted = lasting and not slot.message.freezes
-        before = dict(standing.newest) if doubted else {}
+        before = dict(seen.newest) if doubted else {}
         texts = () if slot.fixed else slot.message.texts
-        replaced: Replaced = {text.where: runs for text in texts if (runs := _replace(text, standing, slot.spelled))}
+        replaced: Replaced = {text.where: runs for text in texts if (runs := _replace(text, seen, slot.spelled))}
         if doubted:
-            standing.doubt(slot.message, before)
+            seen.doubt(slot.message, before)
         takes = _takes(slot.message)
         here = brought if index == shape.newest.start else ""
         front = SEPARATOR.join(filter(None, [*((head, note) if takes else ()), here]))
@@ -253,20 +253,20 @@ def arrange(
         forms={index: slot.raw for index, slot in enumerate(slots) if slot.raw is not None},
         changes=changes,
         library_index=place,
-        standing=before_newest,
-        referenced=tuple(standing.referenced),
+        before=before_newest,
+        referenced=tuple(seen.referenced),
         context=brought,
         inserted=SEPARATOR.join(filter(None, [head, left])),
     )
 
 
-def _lead(slots: Sequence[Slot], standing: _Standing, l1: L1, *, behind: str, place: int | None) -> dict[int, Change]:
+def _lead(slots: Sequence[Slot], seen: _Seen, l1: L1, *, behind: str, place: int | None) -> dict[int, Change]:
     """Arrange the leading system messages: what is replaced in them, and what joins the one at `place`."""
     changes: dict[int, Change] = {}
     for index, slot in enumerate(slots):
         replaced = NONE_REPLACED if slot.fixed else l1.replaced.get(index, NONE_REPLACED)
         joined = SEPARATOR.join(filter(None, [behind, l1.behind])) if index == place and not slot.fixed else ""
-        _note(slot.message, standing, replaced)
+        _note(slot.message, seen, replaced)
         if replaced or joined:
             changes[index] = Change(replaced=replaced, behind=joined)
     return changes
@@ -305,48 +305,48 @@ def _attached(text: Text) -> int:
     return at
 
 
-def _note(message: Message, standing: _Standing, replaced: Replaced = NONE_REPLACED) -> None:
+def _note(message: Message, seen: _Seen, replaced: Replaced = NONE_REPLACED) -> None:
     """Note what stands; a block of which some was replaced by another text does not."""
     for text in message.texts:
         taken = [run for run in replaced.get(text.where, ()) if run.text]
         for block in text.blocks:
             if block.item and not touches(taken, block):
-                standing.place(block.item)
+                seen.place(block.item)
 
 
-def _bring(context: Sequence[Item], standing: _Standing, *, pack: bool) -> str:
+def _bring(context: Sequence[Item], seen: _Seen, *, pack: bool) -> str:
     """Render the request's own context: references to what stands before it, then what is new, each once."""
-    stands = {item: standing.holds(item) for item in context}
-    named = [standing.refer(item) for item, held in stands.items() if held]
+    stands = {item: seen.holds(item) for item in context}
+    named = [seen.refer(item) for item, held in stands.items() if held]
     blocks = [_reference(named)] if named else []
     fresh = tuple(item for item, held in stands.items() if not held)
     for item in shorten.packed(fresh) if pack else fresh:
-        standing.place(item)
+        seen.place(item)
         blocks.append(item.content)
     return SEPARATOR.join(blocks)
 
 
-def _replace(text: Text, standing: _Standing, spelled: Mapping[bytes, bytes]) -> tuple[Replacement, ...]:
+def _replace(text: Text, seen: _Seen, spelled: Mapping[bytes, bytes]) -> tuple[Replacement, ...]:
     """Find the runs of neighbouring blocks that all stand earlier; what is new stands from here on."""
     runs: list[tuple[int, int, list[tuple[str, bool]]]] = []
     whole: list[Replacement] = []
     open_run = False
     for block in text.blocks:
-        if block.item is None or not standing.holds(block.item):
+        if block.item is None or not seen.holds(block.item):
             open_run = False
             if block.item and spelled:
                 # What stood whole and cannot be referred to stands once: the newest turn has it again anyway.
-                once = block.item.sha256 not in standing.whole
+                once = block.item.sha256 not in seen.whole
                 text_of = (block.item.content, spelled[block.item.sha256]) if once else ("", b"")
                 whole.append(Replacement(block.start, block.end, *text_of))
             if block.item:
-                standing.place(block.item)
+                seen.place(block.item)
             continue
         if open_run and not text.value[runs[-1][1] : block.start].strip():
             start, _, named = runs.pop()
         else:
             start, named = block.start, []
-        runs.append((start, block.end, [*named, standing.refer(block.item)]))
+        runs.append((start, block.end, [*named, seen.refer(block.item)]))
         open_run = True
     references = [
         Replacement(start, end, _alone(text.value, start, end, _reference(named))) for start, end, named in runs

@@ -9,7 +9,7 @@ from proxy.core import shorten
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.request import Request
-from proxy.core.turn import Shape, Span
+from proxy.core.turn import Span
 
 _FRAMES = {
     True: (
@@ -49,6 +49,16 @@ def items(message: Message) -> tuple[Item, ...]:
     return tuple(block.item for text in message.texts for block in text.blocks if block.item)
 
 
+def attached(request: Request) -> list[Item]:
+    """Return the items in the messages of the newest turn."""
+    return [item for message in request.messages[request.parts.newest.start :] for item in items(message)]
+
+
+def arriving(request: Request) -> list[Item]:
+    """Return the items of the newest turn, those of `strata.context` first."""
+    return [*request.hints.context, *attached(request)]
+
+
 def any_items(request: Request) -> bool:
     """Whether a request holds an item outside L1."""
     return bool(request.hints.context) or any(
@@ -56,7 +66,7 @@ def any_items(request: Request) -> bool:
     )
 
 
-def left_out(messages: Sequence[Message], shape: Shape, sent: Mapping[int, Message]) -> Library:
+def left_out(request: Request, sent: Mapping[int, Message]) -> Library:
     """Collect, cumulatively, what earlier turns were forwarded with and this request leaves out there.
 
     `sent` are the user messages as they were forwarded, by index. Where a message kept carries signed reasoning,
@@ -64,10 +74,10 @@ def left_out(messages: Sequence[Message], shape: Shape, sent: Mapping[int, Messa
     """
     collected: list[Item] = []
     newest: dict[tuple[str, str], bytes] = {}
-    for turn in shape.turns[:-1]:
-        if any(message.signed for message in messages[turn.start : turn.end]):
+    for turn in request.parts.turns[:-1]:
+        if any(message.signed for message in request.messages[turn.start : turn.end]):
             break
-        here = {item.key for item in items(messages[turn.start])}
+        here = {item.key for item in items(request.messages[turn.start])}
         for item in items(sent[turn.start]) if turn.start in sent else ():
             if item.promotable and item.key not in here and newest.get(item.key) != item.sha256:
                 collected.append(item)

@@ -1,23 +1,21 @@
 """Which earlier requests of a named conversation a request extends, and what was forwarded for them.
 
-A message's place is the chain of everything said up to it: roles, words and tool calls, context blocks left out. What
-is stored under a place counts only where the request holds, word for word, the answers that followed it. So edits,
+What is stored under a place counts only where the request holds, word for word, the answers that followed it. So edits,
 retries and side requests fork by themselves: where nothing matches, nothing stored is used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from proxy.core.chain import Place
 from proxy.core.items import Item
-from proxy.core.message import Message
-from proxy.core.turn import Shape, Span
+from proxy.core.request import Request
+from proxy.core.turn import Span
 
-Place = bytes
 Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
@@ -107,34 +105,20 @@ def outgrown(recalled: Recalled, held: Container[Place]) -> bool:
     return len(raws) > MOST_LEFT or sum(map(len, raws)) > MOST_LEFT_BYTES
 
 
-def chain(messages: Sequence[Message], shape: Shape) -> tuple[Place, ...]:
-    """Return each message's place; leading system messages have none of their own."""
-    places, said = [], b""
-    for index, message in enumerate(messages):
-        if index >= shape.leading:
-            said = after(said, message.said)
-        places.append(said)
-    return tuple(places)
-
-
-def after(place: Place, said: bytes) -> Place:
-    """Return the place of what was said behind this one; `b""` is where a conversation begins."""
-    return hashlib.blake2b(place + said, digest_size=16).digest()
-
-
-def answer(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> Place:
+def answer(request: Request) -> Place:
     """Return the place of the latest answer a request holds; empty where there is none. A partial one is none yet."""
-    asked = (at for at in reversed(range(shape.leading, len(messages))) if messages[at].role != "assistant")
-    last = next(asked, shape.leading)
-    said = (at for at in reversed(range(shape.leading, last)) if messages[at].role == "assistant")
-    return next((places[at] for at in said), b"")
+    messages, leading = request.messages, request.parts.leading
+    asked = (at for at in reversed(range(leading, len(messages))) if messages[at].role != "assistant")
+    said = (at for at in reversed(range(leading, next(asked, leading))) if messages[at].role == "assistant")
+    return next((request.places[at] for at in said), b"")
 
 
-def earlier(messages: Sequence[Message], shape: Shape, places: Sequence[Place]) -> tuple[Place, ...]:
+def earlier(request: Request) -> tuple[Place, ...]:
     """Return the last places of earlier requests of the same lineage, the latest first: an answer followed each."""
+    messages = request.messages
     asked = (
-        places[at - 1]
-        for at in range(len(messages) - 1, shape.leading, -1)
+        request.places[at - 1]
+        for at in range(len(messages) - 1, request.parts.leading, -1)
         if messages[at].role == "assistant" and messages[at - 1].role != "assistant"
     )
     return tuple(itertools.islice(asked, _EARLIER))
@@ -145,17 +129,16 @@ def current(places: Sequence[Place], recalled: Recalled) -> Epoch | None:
     return next((recalled.epochs[place] for place in reversed(places) if place in recalled.epochs), None)
 
 
-def match(
-    messages: Sequence[Message], shape: Shape, places: Sequence[Place], recalled: Recalled, epoch: Place
-) -> dict[int, Frozen]:
+def match(request: Request, recalled: Recalled, epoch: Place) -> dict[int, Frozen]:
     """Return what was forwarded for the messages of earlier turns, by index.
 
     Of a turn's user message, the latest attempt whose answers the request holds; of what followed it, what stands there
     already. The newest turn is rendered from the request alone.
     """
     found: dict[int, Frozen] = {}
-    for turn in shape.turns[:-1]:
-        latest = attempt(messages, turn, places, recalled, epoch)
+    messages, places = request.messages, request.places
+    for turn in request.parts.turns[:-1]:
+        latest = attempt(request, turn, recalled, epoch)
         if latest is None:
             continue
         if messages[turn.start].freezes or latest.brought:
@@ -166,12 +149,10 @@ def match(
     return found
 
 
-def attempt(
-    messages: Sequence[Message], turn: Span, places: Sequence[Place], recalled: Recalled, epoch: Place
-) -> Frozen | None:
+def attempt(request: Request, turn: Span, recalled: Recalled, epoch: Place) -> Frozen | None:
     """Return the latest attempt at a turn's first message whose answers the request holds."""
-    said = {messages[index].said for index in range(turn.start, turn.end) if messages[index].role == "assistant"}
-    log = recalled.log.get((epoch, places[turn.start]), ())
+    said = {message.said for message in request.messages[turn.start : turn.end] if message.role == "assistant"}
+    log = recalled.log.get((epoch, request.places[turn.start]), ())
     return max((frozen for frozen in log if said and frozen.replies >= said), key=_order, default=None)
 
 

@@ -26,21 +26,23 @@ from proxy.core import (
     values,
 )
 from proxy.core import epoch as epochs
+from proxy.core import known as knowledge
+from proxy.core.chain import Place
 from proxy.core.cut import WHOLE, Cut
 from proxy.core.epoch import USUAL, Profile
 from proxy.core.form import NO_FORM
 from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
 from proxy.core.history import Look, Past
-from proxy.core.items import Item
+from proxy.core.known import NOTHING_KNOWN, Known, Lesson, Standing
 from proxy.core.layers import AS_SENT, Draft, Slot, Values
 from proxy.core.library import Library
-from proxy.core.lineage import Epoch, Place, Reason, Recalled
+from proxy.core.lineage import Epoch, Reason, Recalled
 from proxy.core.measure import Scale
 from proxy.core.models import Model
 from proxy.core.recurring import Recurring, Sent
 from proxy.core.request import Request
 from proxy.core.shorten import OUTLINE
-from proxy.core.template import NOTHING_KNOWN, Formed, Known, Lesson, Standing
+from proxy.core.template import Formed
 from proxy.core.tools import Keys, Order, Toolset
 from proxy.core.turn import Shape
 from proxy.core.values import Current
@@ -120,7 +122,6 @@ class Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     request: Request
-    parts: Shape
     policy: Policy
     limit: budget.Limit | None
     scale: Scale
@@ -162,19 +163,19 @@ def make(
         model=model, budget=policy.budget_tokens, reserve=policy.reserve_tokens, reply=request.reply_tokens, ratio=ratio
     )
     sent = Sent() if named else recurring.sent(request, known.key)
-    stood, again = template.continued(known, sent.brought, sent.held)
+    stood, again = knowledge.continued(known, sent.brought, sent.held)
     given, keys = tools.as_first(given, known.keys.get(stood.keys, ()) if stood else ())
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
     formed, current = _formed(request, parts, stood, known)
     job = _Job(
-        request=request, parts=parts, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
+        request=request, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
         current=current, replays=named and policy.promotion == "deferred",
     )  # fmt: skip
     shelf = NO_SHELF
     if not named or not parts.turns:
         if policy.anonymous_library and not named:
-            shelf = recurring.stands(request, sent, stood, known, again=again, frozen=_signed(job))
+            shelf = recurring.stands(request, sent, stood, known, again=again, frozen=request.signed)
             fitted, shelf = _anonymous(job, shelf, known.key, goes_on=again or sent.looping)
         else:
             fitted = _fitted(job, _own(job))
@@ -195,7 +196,7 @@ def _formed(request: Request, parts: Shape, stood: Standing | None, known: Known
     first = request.messages[parts.newest.start] if parts.turns else None
     if not known.lines or first is None or first.role != "user" or first.form == "none":
         return None, _PLAIN
-    formed = template.form(stood, known)
+    formed = template.formed(known.lines, stood.form if stood else None, known.templates)
     return formed, values.current(request, parts.leading, formed, known.key)
 
 
@@ -205,10 +206,10 @@ def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | 
     Within an agent's loop they come last where the upstream takes them there, so that the loop stays a prefix; and so
     do all of those that nothing `replays`, since the message that holds them would be another one in the next turn.
     """
-    current, newest = job.current, job.parts.newest
+    current, newest = job.current, job.request.parts.newest
     before = standing or {}
     last = job.request.messages[-1].role if job.policy.profile.system_last else ""
-    role = job.request.messages[job.parts.leading - 1].role if job.parts.leading else "system"
+    role = job.request.messages[job.request.parts.leading - 1].role if job.request.parts.leading else "system"
     if not job.replays and last in {"user", "tool", "function"}:
         return Values(last=current.frame(current.told({})), role=role)
     if newest.end - newest.start > 1 and last in {"tool", "function"}:
@@ -237,8 +238,8 @@ def _own(
         history.shorten_slots(mine, job.request, cut.shortened, job.look)
         return layers.arrange(
             mine,
-            job.parts,
-            library=library.outlined(stands, _arriving(job), {}) if cut.outlined else stands,
+            job.request.parts,
+            library=library.outlined(stands, library.arriving(job.request), {}) if cut.outlined else stands,
             lasting=lasting,
             context=job.request.hints.context,
             cut=cut,
@@ -278,87 +279,69 @@ def _outgrows(job: _Job, draft: Draft, slots: Mapping[int, Slot]) -> bool:
 
 def _eager(job: _Job, recalled: Recalled) -> Plan:
     """The seed's own rule: L2 grows as soon as it can and never loses an item; history is the client's own."""
-    messages, places = job.request.messages, job.request.places
-    found = lineage.match(messages, job.parts, places, recalled, lineage.NO_EPOCH)
+    messages = job.request.messages
+    found = lineage.match(job.request, recalled, lineage.NO_EPOCH)
     sent = {index: job.look(frozen.raw) for index, frozen in found.items() if messages[index].role == "user"}
-    shelf = library.left_out(messages, job.parts, sent)
+    shelf = library.left_out(job.request, sent)
     fitted = _fitted(job, _own(job, shelf))
     if shelf and set(fitted.actions) - {"library_outlined"}:
         # What the client itself did not send goes first.
         fitted = _fitted(job, _own(job))
         fitted = dataclasses.replace(fitted, actions=("library_left_out", *fitted.actions))
-    return _plan(job, fitted, places=places)
+    return _plan(job, fitted, places=job.request.places)
 
 
 def _deferred(job: _Job, recalled: Recalled) -> Plan:
     """The log: continue the epoch this request extends, or end it and begin another."""
-    request, parts = job.request, job.parts
-    found = history.past(request, parts, recalled, job.order, job.current.l1)
-    if found.epoch is None:
+    request, l1 = job.request, job.current.l1
+    found = history.past(request, recalled, job.order, l1)
+    epoch = found.epoch
+    if epoch is None:
         fitted = _fitted(job, _own(job, lasting=True))
-        return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, "first"))
-    standing = history.standing(found)
-    told = _told(job, found.begun, standing)
-    draft = history.resume(request, parts, found, job.look, l1=job.current.l1, values=told)
-    state = _state(job, found, draft, recalled.seen_at)
-    reason = epochs.ends(found.epoch, state, job.policy.profile)
+        return _plan(job, fitted, places=request.places, began=_begin(job, found, fitted, "first"))
+    told = _told(job, found.begun, history.told(found))
+    draft = history.resume(request, epoch, found, job.look, l1=l1, values=told)
+    state = _state(job, epoch, found, draft, recalled.seen_at)
+    reason = epochs.ends(epoch, state, job.policy.profile)
     if reason is None:
-        return _plan(job, Fitted(draft=draft), places=found.places, epoch=found.epoch)
+        return _plan(job, Fitted(draft=draft), places=request.places, epoch=epoch)
+    told = _told(job, {})
     if reason == "l1_changed" and not state.rewritten:
         fitted = _fitted(job, _own(job, lasting=True))
-    elif _signed(job):
-        told = _told(job, {})
-        fitted = _fitted(
-            job,
-            lambda cut: history.resume(request, parts, found, job.look, l1=job.current.l1, values=told, cut=cut),
-        )
+    elif request.signed:
+        fitted = _fitted(job, lambda cut: history.resume(request, epoch, found, job.look, l1=l1, values=told, cut=cut))
     else:
-        told = _told(job, {})
         least = draft.cut if reason == "limit" else WHOLE
-        arrange = history.compact(request, parts, found, job.look, draft, l1=job.current.l1, values=told)
-        fitted = _fitted(job, arrange, least)
-    return _plan(job, fitted, places=found.places, began=_begin(job, found, fitted, reason))
-
-
-def _arriving(job: _Job) -> list[Item]:
-    """Return the items of the newest turn."""
-    newest = job.request.messages[job.parts.newest.start :]
-    return [*job.request.hints.context, *(item for message in newest for item in library.items(message))]
+        fitted = _fitted(job, history.compact(request, found, job.look, draft, l1=l1, values=told), least)
+    return _plan(job, fitted, places=request.places, began=_begin(job, found, fitted, reason))
 
 
 def _begin(job: _Job, found: Past, fitted: Fitted, reason: Reason) -> Epoch:
     return history.begin(job.request, fitted.draft, found, reason=reason, now=job.now)
 
 
-def _state(job: _Job, found: Past, draft: Draft, seen_at: float | None) -> epochs.State:
+def _state(job: _Job, epoch: Epoch, found: Past, draft: Draft, seen_at: float | None) -> epochs.State:
     """Weigh what the epoch carries. Tokens are only counted where they can decide anything."""
     held = {item.key: item.sha256 for message in job.request.messages for item in library.items(message)}
     held |= {item.key: item.sha256 for item in job.request.hints.context}
     outlined = {item.label for item in draft.library.items if item.partial}
-    stands = (item for item in draft.standing if item.tag != OUTLINE or item.label not in outlined)
+    stands = (item for item in draft.before if item.tag != OUTLINE or item.label not in outlined)
     dead = sum(job.scale.text(item.content) for item in stands if held.get(item.key) != item.sha256)
     dead += sum(job.scale.text(text) for text in history.outdated(found, job.current.slots))
-    began = found.places.index(found.epoch.place) if found.epoch else 0
-    total = None if _surely_fits(job, draft) else measure.layers(job.request, draft, job.scale).total
-    live = 0
-    if dead:
-        total = total if total is not None else measure.layers(job.request, draft, job.scale).total
-        live = max(0, total - dead)
+    began = job.request.places.index(epoch.place)
+    sure = _surely_fits(job, draft)
+    total = measure.layers(job.request, draft, job.scale).total if dead or not sure else 0
     return epochs.State(
         l1=found.l1,
         tools=found.tools,
-        turns=sum(turn.start > began for turn in job.parts.turns),
+        turns=sum(turn.start > began for turn in job.request.parts.turns),
         idle_seconds=None if seen_at is None else job.now - seen_at,
         dead_tokens=dead,
-        live_tokens=live,
-        fits=total is None or job.limit is None or total <= job.limit.tokens,
-        signed=_signed(job),
-        rewritten=history.rewritten(job.request, draft) or bool(found.epoch and found.epoch.rewritten),
+        live_tokens=max(0, total - dead),
+        fits=sure or job.limit is None or total <= job.limit.tokens,
+        signed=job.request.signed,
+        rewritten=history.rewritten(job.request, draft) or epoch.rewritten,
     )
-
-
-def _signed(job: _Job) -> bool:
-    return any(message.signed for message in job.request.messages)
 
 
 def _surely_fits(job: _Job, draft: Draft) -> bool:
@@ -386,7 +369,6 @@ def _fitted(job: _Job, arrange: Arrange, least: Cut = WHOLE) -> Fitted:
         return Fitted(draft=draft)
     return guard.fit(
         job.request,
-        job.parts,
         arrange,
         limit=job.limit,
         over_budget=job.policy.over_budget,
@@ -403,7 +385,7 @@ def _plan(
     epoch: Epoch | None = None,
     began: Epoch | None = None,
 ) -> Plan:
-    turns = len(set(fitted.draft.dropped) & set(job.parts.turns))
+    turns = len(set(fitted.draft.dropped) & set(job.request.parts.turns))
     return Plan(
         draft=fitted.draft,
         total=fitted.total,

@@ -45,9 +45,6 @@ class Quotas:
         return bool(self.limits)
 
 
-NO_QUOTAS = Quotas()
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What one request reserves. `id` is the request's own."""

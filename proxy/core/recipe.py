@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from proxy.core.chain import Place
 from proxy.core.items import Item
-from proxy.core.lineage import Place
 from proxy.core.message import Text, texts
 from proxy.core.request import Request
 

@@ -10,11 +10,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.items import Item
+from proxy.core.known import Known, Standing
 from proxy.core.layers import NO_LIBRARY
 from proxy.core.library import Library, items
 from proxy.core.recipe import Recipe, digest, keyed
 from proxy.core.request import Request
-from proxy.core.template import Known, Standing
 
 _RESTLESS = -2
 _MOST_CALM = 100

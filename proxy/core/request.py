@@ -12,7 +12,7 @@ import orjson
 
 from proxy.core import items
 from proxy.core.body import Member, elements, judge, split
-from proxy.core.lineage import Place, chain
+from proxy.core.chain import Place, chain
 from proxy.core.message import Message
 from proxy.core.turn import Shape, shape
 from proxy.errors import BAD_JSON, BAD_VALUE, Odd, StrataError
@@ -63,6 +63,11 @@ class Request:
     parts: Shape
     places: tuple[Place, ...]
     hints: Hints
+
+    @property
+    def signed(self) -> bool:
+        """Whether it carries signed reasoning: in front of that nothing may change."""
+        return any(message.signed for message in self.messages)
 
     def member(self, key: str) -> bytes:
         """Return a member's value as it stands in the body; empty when absent."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 import orjson
 
+from proxy.core.chain import Place
 from proxy.core.items import Item
-from proxy.core.lineage import Place
 from proxy.core.message import Message, texts
 from proxy.core.request import Request
 from proxy.errors import Odd

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.core import form as forms
-from proxy.core import lines as text_lines
-from proxy.core.form import Followed, Form, Lessons, Role, Roles
-from proxy.core.lines import Key, Line
-from proxy.core.recipe import Recipe
-from proxy.core.tools import Keys
+from proxy.core import form
+from proxy.core.form import NO_LESSONS, Followed, Form, Lessons, Roles
+from proxy.core.lines import MOST_LINES, Key, Line, words
 
 BELONGS = 2 / 3
 """A prompt in which less of a template's stable text stands is another prompt."""
@@ -29,7 +26,7 @@ MANY = 3
 LEAST_BEHIND = 512
 """Less stable text, in characters, behind a line of one lineage is not worth moving the line."""
 _LINEAGES = (1 << WINDOW) - 1
-_MOST_SEEN = 2 * text_lines.MOST_LINES
+_MOST_SEEN = 2 * MOST_LINES
 
 
 class Seen(NamedTuple):
@@ -47,7 +44,7 @@ class Template:
     id: bytes
     count: int
     lines: tuple[Seen, ...]
-    lessons: Lessons = forms.NO_LESSONS
+    lessons: Lessons = NO_LESSONS
 
     @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -77,66 +74,6 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How one request of a lineage stood: L1's form, and digests.
-
-    `shelf` are the items in L2 of an anonymous lineage, `brought` those of its turn, and `calm` is in how many requests
-    on end all of them came again. `keys` is the order of keys inside its tools; `log`, how turns can be put back.
-    """
-
-    form: Form = forms.NO_FORM
-    shelf: tuple[bytes, ...] = ()
-    brought: tuple[bytes, ...] = ()
-    calm: int = 0
-    keys: bytes = b""
-    log: tuple[Recipe, ...] = ()
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Tell any two lineages apart, the same in every process; the pieces of a log have no order of their own."""
-        form = self.form
-        return (form.slots, form.lines, sorted(form.behind), sorted(form.edited), form.template,
-                self.shelf, self.brought, self.calm, self.keys, repr(self.log))  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What one request, at a time, teaches of its owner's prompts: a template, items that recur, an order of keys."""
-
-    at: float
-    template: Template | None = None
-    recurring: tuple[bytes, ...] = ()
-    keys: Keys = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What memory holds: how lineages stood that this request may continue, and what the tenant's others taught.
-
-    `key` is the tenant's own, for digests; `lines` are L1's, by it. Where `answered`, those lineages were given the
-    answer that this request holds: others may have begun with the same words. `again` are lineages in which this very
-    request may have been sent before; `recurring` are the items that clients sent again, in the order they first did;
-    `keys` are orders of keys inside tools, by their digest.
-    """
-
-    key: bytes
-    lines: tuple[Line, ...] = ()
-    standing: tuple[Standing, ...] = ()
-    answered: bool = False
-    again: tuple[Standing, ...] = ()
-    templates: tuple[Template, ...] = ()
-    recurring: tuple[bytes, ...] = ()
-    keys: Mapping[bytes, Keys] = field(default_factory=dict)
-
-    def template(self, name: bytes) -> Template | None:
-        """Return a template by its id."""
-        return next((each for each in self.templates if each.id == name), None)
-
-
-NOTHING_KNOWN = Known(b"")
-
-
-@dataclass(frozen=True, slots=True)
 class Formed:
     """What part each line of a request's L1 has, and the template with what was learned (None where nothing was)."""
 
@@ -144,51 +81,21 @@ class Formed:
     form: Form
     template: Template | None = None
 
-    def count(self, role: Role) -> int:
-        """Return how many lines have this part."""
-        return self.roles.each.count(role)
+    @property
+    def behind(self) -> int:
+        """How many lines stand behind the others."""
+        return self.roles.each.count("behind")
 
 
-def continued(known: Known, brought: Iterable[bytes], held: Iterable[bytes]) -> tuple[Standing | None, bool]:
-    """Return the lineage a request goes on, and whether it is one that was sent before."""
-    again = repeated(known, brought)
-    return again or nearest(known, held), again is not None
-
-
-def repeated(known: Known, brought: Iterable[bytes]) -> Standing | None:
-    """Return how this very request stood when it was sent before: with these lines, and these items in its turn."""
-    items, keys = {*brought}, tuple(line.key for line in known.lines)
-    for stood in sorted(known.again, key=lambda stood: stood.order):
-        if not stood.form.slots and stood.form.lines != keys:
-            continue
-        followed = forms.follow(known.lines, stood.form, forms.NO_LESSONS)
-        if followed is not None and followed.broke is None and items == {*stood.brought}:
-            return stood
-    return None
-
-
-def nearest(known: Known, items: Iterable[bytes]) -> Standing | None:
-    """Return the lineage this request continues: of those that began with the same words, the one most like it."""
-    if len(known.standing) < 2:
-        return known.standing[0] if known.standing else None
-    lines, held = [line.key for line in known.lines], {*items}
-
-    def unlike(stood: Standing) -> tuple[int, int, tuple[object, ...]]:
-        missing = len({*stood.form.lines} - {*lines}) + len({*stood.shelf, *stood.brought} - held)
-        return missing, len({*lines} - {*stood.form.lines}), stood.order
-
-    return min(known.standing, key=unlike)
-
-
-def form(stood: Standing | None, known: Known) -> Formed:
-    """Say what part each line has. The same lines and knowledge give the same answer, in any process."""
-    if stood is not None:
-        template = known.template(stood.form.template)
-        lessons, shared = (template.lessons, template.shared) if template else (forms.NO_LESSONS, ())
-        followed = forms.follow(known.lines, stood.form, lessons, shared)
+def formed(lines: tuple[Line, ...], was: Form | None, templates: Sequence[Template]) -> Formed:
+    """Say what part each line has: as the lineage `was`, or as a new one. The same in any process."""
+    if was is not None:
+        template = next((each for each in templates if each.id == was.template), None)
+        lessons, shared = (template.lessons, template.shared) if template else (NO_LESSONS, ())
+        followed = form.follow(lines, was, lessons, shared)
         if followed is not None:
             return _learned(followed, template)
-    return _begin(known)
+    return _begin(lines, templates)
 
 
 def _learned(followed: Followed, template: Template | None) -> Formed:
@@ -205,24 +112,24 @@ def _learned(followed: Followed, template: Template | None) -> Formed:
 
 def _share(roles: Roles, template: Template, *, before: int) -> Roles | None:
     """Return the form other lineages have, if more of it is shared than stands in front of the line that broke."""
-    shared = _by_template(roles.lines, template, forms.align(template.keys, [line.key for line in roles.lines]))
+    shared = _by_template(roles.lines, template, form.align(template.keys, [line.key for line in roles.lines]))
     shared.mark([at for at, role in enumerate(roles.each) if role == "volatile"], "volatile")
     shared.empty |= roles.empty
     shared.settle()
-    worth = shared.weigh("kept") > roles.weigh("kept", until=before)
+    worth = shared.kept() > roles.kept(until=before)
     return shared if worth and "behind" in shared.each else None
 
 
-def _begin(known: Known) -> Formed:
+def _begin(lines: tuple[Line, ...], templates: Sequence[Template]) -> Formed:
     """Take the form that the tenant's template for this prompt says, and count this lineage in."""
-    lines, keys = known.lines, tuple(line.key for line in known.lines)
-    settled = next((each for each in known.templates if each.settled and each.keys == keys), None)
+    keys = tuple(line.key for line in lines)
+    settled = next((each for each in templates if each.settled and each.keys == keys), None)
     if settled is not None:
         return Formed(Roles.all_kept(lines), settled.plain)
-    template, match = _belongs(keys, known.templates)
+    template, match = _belongs(keys, templates)
     if template is None:
         seen = tuple(Seen(line.key, 1, line.end - line.start) for line in lines)
-        template = Template(id=forms.digest(keys), count=1, lines=seen)
+        template = Template(id=form.digest(keys), count=1, lines=seen)
         return Formed(Roles.all_kept(lines), Form(lines=keys, template=template.id), template)
     roles = _by_template(lines, template, match)
     roles.settle()
@@ -237,7 +144,7 @@ def _belongs(keys: Sequence[Key], templates: Sequence[Template]) -> tuple[Templa
         least = BELONGS * sum(template.stable.values())
         if sum(size for key, size in template.stable.items() if key in held) < least:
             continue
-        match = forms.align(template.keys, keys)
+        match = form.align(template.keys, keys)
         share = sum(template.stable.get(key, 0) for key, place in zip(keys, match, strict=True) if place >= 0)
         if share >= least and (best is None or (share, template.id) > best[:2]):
             best = (share, template.id, template, match)
@@ -251,10 +158,10 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
     rank = {place: at for at, place in enumerate(stable)}
     keys = [template.lines[place].key for place in stable]
     roles, lessons = Roles.all_kept(lines), template.lessons
-    slots = {at for at in range(len(keys) + 1) if forms.beside(keys, at, at) in lessons.gaps} if lessons.gaps else set()
-    for gap in forms.gaps([rank.get(place, -1) for place in match], len(stable), slots):
+    slots = {at for at in range(len(keys) + 1) if form.beside(keys, at, at) in lessons.gaps} if lessons.gaps else set()
+    for gap in form.gaps([rank.get(place, -1) for place in match], len(stable), slots):
         if any(at in slots for at in range(gap.low, gap.high + 1)):
-            recognised = [at for at in gap.new if text_lines.words(lines[at].key) in lessons.words]
+            recognised = [at for at in gap.new if words(lines[at].key) in lessons.words]
             roles.mark(recognised or gap.new, "volatile")
             roles.empty |= {gap.first} if not gap.new and gap.low == gap.high else set()
         elif gap.new:
@@ -262,7 +169,7 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
             high = stable[gap.high] if gap.high < len(stable) else len(template.lines)
             if _varies([template.lines[place] for place in range(low, high) if place not in rank]):
                 roles.mark(gap.new, "behind")
-            roles.mark([at for at in gap.new if text_lines.words(lines[at].key) in lessons.words], "volatile")
+            roles.mark([at for at in gap.new if words(lines[at].key) in lessons.words], "volatile")
     _leave(roles)
     return roles
 

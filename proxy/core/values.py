@@ -133,8 +133,7 @@ def _spaced(marker: str, run: _Run) -> str:
         return marker
     if run.after is None:
         return f"\n{marker}"
-    gap = run.head.text.value[run.before.end : run.after.start] if run.before else "\n"
-    return marker + (gap or "\n")
+    return marker + (run.head.text.value[run.before.end : run.after.start] if run.before else "\n")
 
 
 def _cut(run: _Run) -> Replacement:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.core import lineage
+from proxy.core import chain
 from proxy.core.body import Edit, splice
+from proxy.core.chain import Place
 from proxy.core.epoch import Profile
-from proxy.core.lineage import Link, Place
+from proxy.core.lineage import Link
 from proxy.core.message import Message
 from proxy.core.request import Request
 
@@ -55,7 +56,7 @@ def left_out(
     ends = [turn.end - parts.leading for turn in parts.turns if _answered(messages[turn.start : turn.end])]
     found: list[_Place] = []
     for place, link in links.items():
-        if lineage.after(link.before, window[0].said) != place:
+        if chain.after(link.before, window[0].said) != place:
             continue
         matched = min(_matched(window, place, links), len(window) - 1)
         sure = sum(end <= matched for end in ends) >= LEAST_TURNS
@@ -156,7 +157,7 @@ def _answered(turn: Sequence[Message]) -> bool:
 def _matched(window: Sequence[Message], place: Place, links: Mapping[Place, Link]) -> int:
     """Return how many of the window's messages stand one behind the other from this place on."""
     for count, message in enumerate(window[1:], start=1):
-        place = lineage.after(place, message.said)
+        place = chain.after(place, message.said)
         if place not in links:
             return count
     return len(window)
@@ -167,7 +168,7 @@ def _front(place: Place, links: Mapping[Place, Link], look: Look) -> tuple[bytes
     raws: list[bytes] = []
     while place:
         link = links.get(place)
-        if link is None or len(raws) > len(links) or lineage.after(link.before, look(link.raw).said) != place:
+        if link is None or len(raws) > len(links) or chain.after(link.before, look(link.raw).said) != place:
             return None
         raws.append(link.raw)
         place = link.before

@@ -7,17 +7,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from proxy.core import tools
+from proxy.core.chain import Place
 from proxy.core.form import Form
-from proxy.core.lineage import Place
+from proxy.core.known import Learned, Lesson, Standing
 from proxy.core.recipe import Piece, Recipe, Words
-from proxy.core.template import Lesson, Standing, Template
+from proxy.core.template import Template
 from proxy.core.tools import Keys
-from proxy.memory.store import Learned
 
-MOST_STANDING = 4
-"""Where more lineages than this began with the same words, only those with the very lines of a request may go on."""
 MOST_KEPT = 16
-"""So many of them are told apart."""
+"""So many lineages that began with the same words are told apart."""
 MOST_TEMPLATES = 16
 MOST_RECURRING = 512
 _MOST_OWNERS = 1_000

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Recalled
-from proxy.core.template import Lesson, Standing, Template
+from proxy.core.chain import Place
+from proxy.core.known import Learned, Lesson, Standing
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Recalled
+from proxy.core.template import Template
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since
-from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Learned, Store, Tally, View, Writing
+from proxy.memory.store import DONE, NO_LINKS, Answer, Entry, Store, Tally, View, Writing
 
 _OVERHEAD = 400
 _MOST_ATTEMPTS = 16
@@ -139,19 +141,13 @@ class LocalStore(Store):
             found.epochs.setdefault(epoch.place, epoch)
         found.links = {**links, **found.links}
         for entry in entries:
-            found.seen_at = entry.started
+            found.seen_at = entry.frozen.started
             attempts = found.log.setdefault((entry.epoch, entry.place), {})
             known = attempts.get(entry.attempt)
             if known is not None:
-                attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | set(entry.replies))
+                attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | entry.frozen.replies)
             elif len(attempts) < _MOST_ATTEMPTS:
-                attempts[entry.attempt] = Frozen(
-                    started=entry.started,
-                    raw=entry.raw,
-                    replies=frozenset(entry.replies),
-                    brought=entry.brought,
-                    values=entry.values,
-                )
+                attempts[entry.attempt] = entry.frozen
         self._resize(found)
         return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from proxy.core.chain import Place
 from proxy.core.form import Form, Lessons
 from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Place, Reason, Recalled
+from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Reason, Recalled
 from proxy.core.lines import KEY_BYTES
 from proxy.core.template import Seen, Template
 from proxy.memory.store import Entry, View
@@ -54,7 +55,7 @@ class _View(msgspec.Struct):
 
 def pack_entry(entry: Entry) -> bytes:
     """Return what stands beside a message's content."""
-    return msgspec.msgpack.encode((entry.started, entry.brought, entry.values))
+    return msgspec.msgpack.encode((entry.frozen.started, entry.frozen.brought, entry.frozen.values))
 
 
 def pack_link(link: Link) -> bytes:

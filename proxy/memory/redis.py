@@ -23,13 +23,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
-from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
-from proxy.core.template import Lesson, Standing
+from proxy.core.chain import Place
+from proxy.core.known import Learned, Lesson, Standing
+from proxy.core.lineage import Epoch, Frozen, Link, Recalled
 from proxy.core.tools import Order
 from proxy.memory.local import MOST_SETS, MOST_TOOLS, LocalStore
 from proxy.memory.packed import decode_recall, decode_view, pack_entry, pack_epoch, pack_link, pack_view
 from proxy.memory.shared import SharedBook
-from proxy.memory.store import NO_LINKS, Answer, Entry, Learned, Store, Tally, Unavailable, View, Writing
+from proxy.memory.store import NO_LINKS, Answer, Entry, Store, Tally, Unavailable, View, Writing
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
@@ -192,15 +193,15 @@ class RedisStore(Store):
         def write(pipe: Any) -> None:
             if anew:
                 # Other replicas hold copies; what began before these entries is to go there too.
-                before = math.nextafter(min((entry.started for entry in entries), default=self._now()), 0.0)
+                before = math.nextafter(min((entry.frozen.started for entry in entries), default=self._now()), 0.0)
                 gone = (_key(conversation, "gone"), repr(before), self._ttl_seconds)
                 pipe.eval(_ANEW, 3, log, contents, *gone)
             for entry in entries:
                 pipe.hsetnx(log, f"m:{_field(entry)}", pack_entry(entry))
-                pipe.hsetnx(contents, entry.attempt.hex(), entry.raw)
-                for reply in entry.replies:
+                pipe.hsetnx(contents, entry.attempt.hex(), entry.frozen.raw)
+                for reply in entry.frozen.replies:
                     pipe.hset(log, f"r:{_field(entry)}:{reply.hex()}", "")
-                pipe.hset(log, "seen", repr(entry.started))
+                pipe.hset(log, "seen", repr(entry.frozen.started))
             for epoch in epochs:
                 pipe.hsetnx(log, f"e:{epoch.place.hex()}", pack_epoch(epoch))
                 for raw in (*epoch.leading, *(item.content.encode() for item in epoch.library)):
@@ -220,17 +221,7 @@ class RedisStore(Store):
 
     async def _restore(self, conversation: str, missing: Recalled, ttl_seconds: int | None) -> None:
         entries = [
-            Entry(
-                epoch=epoch,
-                place=place,
-                started=frozen.started,
-                raw=frozen.raw,
-                replies=tuple(frozen.replies),
-                brought=frozen.brought,
-                values=frozen.values,
-            )
-            for (epoch, place), attempts in missing.log.items()
-            for frozen in attempts
+            Entry(epoch, place, frozen) for (epoch, place), attempts in missing.log.items() for frozen in attempts
         ]
         await self._remember(conversation, entries, tuple(missing.epochs.values()), missing.links, ttl_seconds)
 

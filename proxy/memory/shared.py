@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import redis.asyncio as redis
 
-from proxy.core.lineage import Place
+from proxy.core.chain import Place
+from proxy.core.known import Lesson, Standing
 from proxy.core.recipe import Recipe
-from proxy.core.template import Lesson, Standing, Template
+from proxy.core.template import Template
 from proxy.memory.learned import MOST_KEPT, MOST_RECURRING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 

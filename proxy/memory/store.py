@@ -6,33 +6,29 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from typing_extensions import override
 
-from proxy.core.lineage import Epoch, Link, Place, Recalled
-from proxy.core.template import Lesson, Standing, Template
-from proxy.core.tools import Keys as ToolKeys
+from proxy.core.chain import Place
+from proxy.core.known import Learned, Lesson, Standing
+from proxy.core.lineage import Epoch, Frozen, Link, Recalled
 from proxy.core.tools import Order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A message as it is forwarded, in the log of its epoch (`NO_EPOCH` where there are none)."""
 
     epoch: Place
     place: Place
-    started: float
-    raw: bytes
-    replies: tuple[bytes, ...] = ()
-    brought: str = ""
-    values: tuple[tuple[int, str], ...] = ()
+    frozen: Frozen
 
     @property
     def attempt(self) -> bytes:
         """Tell attempts at the same words with other context apart; also the digest its content is stored under."""
-        return hashlib.sha256(self.raw).digest()
+        return hashlib.sha256(self.frozen.raw).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +37,6 @@ class Answer:
 
     recalled: Recalled
     degraded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What is known of an owner's prompts: how they stood at each place asked for, and what they taught."""
-
-    standing: Mapping[Place, tuple[Standing, ...]]
-    templates: tuple[Template, ...] = ()
-    recurring: tuple[bytes, ...] = ()
-    keys: Mapping[bytes, ToolKeys] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

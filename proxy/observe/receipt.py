@@ -81,7 +81,7 @@ def _planned(plan: Plan) -> list[tuple[bytes, str]]:
         told.append((b"x-strata-epoch", f"{plan.epoch.number}{why}"))
     if plan.draft.tools:
         told.append((b"x-strata-tools", "reordered"))
-    if plan.formed is not None and (lines := plan.formed.count("behind")):
+    if plan.formed is not None and (lines := plan.formed.behind):
         told.append((b"x-strata-lines-behind", str(lines)))
     for name, count in (
         (

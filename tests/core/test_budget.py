@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.budget import Limit, limit, lost, step, units
+from proxy.core.budget import Limit, limit, step
 from proxy.core.models import MARGIN, Model
 
 
@@ -72,37 +72,3 @@ def test_the_step_is_near_its_share(base: int, fixed: int) -> None:
     found, room = step(base, fixed), int((base - fixed) * 0.40)
     assert found == 64 or 0.79 * room < found <= room
     assert (found << 2) % (1 << (found.bit_length() - 1)) == 0
-
-
-@pytest.mark.parametrize(("total", "expected"), [(0, 0), (100, 0), (101, 64), (164, 64), (165, 128), (1_000, 960)])
-def test_history_loses_a_multiple_of_the_step(total: int, expected: int) -> None:
-    """Nothing while all fits; then the smallest multiple that makes it fit."""
-    assert lost(total=total, limit=100, step=64) == expected
-
-
-@given(st.integers(0, 10**6), st.integers(-(10**4), 10**6), st.integers(1, 10**5))
-def test_what_is_lost_suffices_and_holds_still(total: int, limit: int, step: int) -> None:
-    """It is enough, not a step too much, and the same for a whole step of growth."""
-    gone = lost(total=total, limit=limit, step=step)
-    if total <= limit:
-        assert gone == 0
-    else:
-        assert total - gone <= limit < total - gone + step
-        assert gone % step == 0
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tokens", "expected"),
-    [
-        ((), 0, 0),
-        ((), 5, 0),
-        ((10, 10), 0, 0),
-        ((10, 10), 1, 1),
-        ((10, 10), 10, 1),
-        ((10, 10), 11, 2),
-        ((10, 10), 99, 2),
-    ],
-)
-def test_whole_units_go(sizes: tuple[int, ...], tokens: int, expected: int) -> None:
-    """As many from the start as hold at least the tokens; all where they hold less."""
-    assert units(sizes, tokens) == expected

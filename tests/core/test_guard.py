@@ -15,7 +15,7 @@ from proxy.core.history import shorten_slots
 from proxy.core.items import Tags
 from proxy.core.layers import Draft, Slot, arrange
 from proxy.core.request import Request
-from proxy.core.turn import Span, shape
+from proxy.core.turn import Span
 from proxy.memo import Analyst, TokenScale
 
 Read = Callable[[object], Request]
@@ -57,23 +57,22 @@ def fit(
     over: OverBudget = "forward",
 ) -> tuple[Fitted, list[tuple[Span, ...]]]:
     request = read({"model": "gpt-4o", "messages": messages})
-    parts = shape(request.messages)
     asked: list[tuple[Span, ...]] = []
 
     def draft(cut: Cut) -> Draft:
         asked.append(cut.dropped)
         slots = [Slot(message) for message in request.messages]
         shorten_slots(slots, request, cut.shortened, LOOK)
-        return arrange(slots, parts, cut=cut)
+        return arrange(slots, request.parts, cut=cut)
 
     limit = Limit(tokens=tokens, base=tokens, own=own)
-    return guard.fit(request, parts, draft, limit=limit, over_budget=over, scale=scale), asked
+    return guard.fit(request, draft, limit=limit, over_budget=over, scale=scale), asked
 
 
 def test_what_fits_is_arranged_once(read: Read, scale: TokenScale) -> None:
     """And nothing is done to it."""
     found, asked = fit([*turns(3), user("Now?")], read, scale, tokens=2_000)
-    assert (found.actions, found.dropped_turns, found.draft.dropped) == ((), 0, ())
+    assert (found.actions, found.draft.dropped) == ((), ())
     assert asked == [()]
 
 
@@ -83,10 +82,10 @@ def test_the_oldest_turns_go_on_the_grid(read: Read, scale: TokenScale) -> None:
     assert found.actions == ("turns_dropped",)
     assert found.total is not None
     assert found.total <= 2_000
-    assert [span.start for span in found.draft.dropped] == [2 * turn for turn in range(found.dropped_turns)]
-    step, weight = 768, 210
-    assert found.dropped_turns * weight >= step * 3
-    assert (found.dropped_turns - 1) * weight < step * 4
+    gone, step, weight = len(found.draft.dropped), 768, 210
+    assert [span.start for span in found.draft.dropped] == [2 * turn for turn in range(gone)]
+    assert gone * weight >= step * 3
+    assert (gone - 1) * weight < step * 4
 
 
 @pytest.mark.parametrize("tokens", range(400, 4_000, 300))
@@ -102,8 +101,7 @@ def test_exchanges_go_after_all_turns(read: Read, scale: TokenScale) -> None:
     """An agent's long turn keeps its task and its last exchange, with its results."""
     found, _ = fit([*turns(3), *agent(30)], read, scale, tokens=800)
     assert found.actions == ("turns_dropped", "exchanges_dropped")
-    assert found.dropped_turns == 3
-    assert 0 < found.dropped_exchanges < 30
+    assert 3 < len(found.draft.dropped) < 33
     kept = [index for index in range(3 * 2 + 61) if found.draft.keeps(index)]
     assert kept[0] == 6
     assert kept[-2:] == [65, 66]
@@ -115,7 +113,7 @@ def test_signed_exchanges_of_the_newest_turn_stay(read: Read, scale: TokenScale)
     signed = [{**message, "reasoning_details": [1]} if message["role"] == "assistant" else message
               for message in turns(5)]  # fmt: skip
     found, _ = fit([*signed, *agent(10, reasoning_details=[1])], read, scale, tokens=600, own=600)
-    assert (found.dropped_turns, found.dropped_exchanges) == (5, 0)
+    assert len(found.draft.dropped) == 5
     assert found.actions == ("turns_dropped", "forwarded_over_budget")
 
 
@@ -133,7 +131,7 @@ def test_what_cannot_be_made_to_fit(
 ) -> None:
     """Only the tenant's own budget is a reason to cut or to refuse what will not fit all the same."""
     found, _ = fit([*turns(3), user("word " * 900)], read, scale, tokens=600, own=own, over=over)
-    assert (found.actions, found.dropped_turns, len(found.draft.dropped)) == (actions, dropped, dropped)
+    assert (found.actions, len(found.draft.dropped)) == (actions, dropped)
     assert set(found.actions) <= set(ACTIONS)
 
 
@@ -244,7 +242,7 @@ def test_long_replies_keep_head_and_tail_where_turns_must_go(read: Read, scale: 
     assert "replies_shortened" in found.actions
     assert found.total is not None
     assert found.total <= 20_000
-    assert found.dropped_turns < 5
+    assert len(found.draft.dropped) < 5
     assert all(talk[index]["role"] == "assistant" for index in found.draft.cut.shortened)
 
 

@@ -273,11 +273,11 @@ def test_what_is_written_is_what_was_forwarded(talk: Open, read: Callable[[objec
     body = chat(user(FIRST), *tools, OK, user(f"{note('a.md')}\nTwo?"))
     sent = messages(named.say(body, "ok"))
     request = read(body)
-    found = written(request, named.plans[-1].draft)
+    found = written(request, named.plans[-1].draft, at=2.0)
     assert sorted(found) == [1, 4, 5]
     assert [orjson.loads(found[index].raw) for index in sorted(found)] == [sent[1], sent[4], sent[5]]
     said = [message.said for message in request.messages]
-    assert [found[index].replies for index in sorted(found)] == [(said[2], said[4]), (), ()]
+    assert [found[index].replies for index in sorted(found)] == [{said[2], said[4]}, set(), set()]
 
 
 def test_a_library_stands_behind_an_l1_that_changed_under_signed_reasoning(talk: Open) -> None:

@@ -9,7 +9,6 @@ from proxy.core.items import Item
 from proxy.core.library import Library, in_use, items, left_out
 from proxy.core.message import Message
 from proxy.core.request import Request, hints
-from proxy.core.turn import shape
 from proxy.memo import count
 
 Read = Callable[[object], Request]
@@ -37,9 +36,9 @@ def collect(read: Read, sent: list[str], *turns: Sequence[Item] | None, signed: 
         talk.append({"role": "user", "content": text})
         reply: dict[str, object] = {"role": "assistant", "content": "ok"}
         talk.append({**reply, "reasoning_details": [1]} if place == signed else reply)
-    found = read({"messages": talk[:-1]}).messages
+    found = read({"messages": talk[:-1]})
     stored = {2 * place: message(read, *held) for place, held in enumerate(turns) if held is not None}
-    return first_lines(left_out(found, shape(found), stored))
+    return first_lines(left_out(found, stored))
 
 
 A1, A2, B1 = item("a", "a1"), item("a", "a2"), item("b", "b1")

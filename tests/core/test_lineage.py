@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.lineage import NO_EPOCH, NOTHING, Epoch, Frozen, Place, Recalled, chain, current, match
-from proxy.core.message import Message
+from proxy.core.chain import Place
+from proxy.core.lineage import NO_EPOCH, NOTHING, Epoch, Frozen, Recalled, current, match
 from proxy.core.request import Request
-from proxy.core.turn import Shape, shape
 
 Read = Callable[[object], Request]
 Said = Sequence[tuple[str, object]]
@@ -17,13 +16,12 @@ ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 TALK: Said = [("s", "You help."), ("u", "One?"), ("a", "1"), ("u", "Two?"), ("a", "2"), ("u", "Three?")]
 
 
-def messages(said: Said, read: Read) -> tuple[Sequence[Message], Shape]:
-    found = read({"messages": [{"role": ROLES[role], "content": text} for role, text in said]}).messages
-    return found, shape(found)
+def request(said: Said, read: Read) -> Request:
+    return read({"messages": [{"role": ROLES[role], "content": text} for role, text in said]})
 
 
 def places(said: Said, read: Read) -> tuple[Place, ...]:
-    return chain(*messages(said, read))
+    return request(said, read).places
 
 
 def test_a_longer_conversation_continues_a_shorter_one(read: Read) -> None:
@@ -72,14 +70,13 @@ def test_tool_calls_are_said(read: Read) -> None:
 
     def steps(arguments: str, output: str) -> tuple[Place, ...]:
         call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
-        found = read({
+        return read({
             "messages": [
                 {"role": "user", "content": "Go."},
                 {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "c", "content": output},
             ]
-        }).messages  # fmt: skip
-        return chain(found, shape(found))
+        }).places  # fmt: skip
 
     base = steps('{"a":1}', "x")
     assert steps('{"a": 1}', "x") == base
@@ -111,19 +108,18 @@ def matched(
     said: Said, log: Mapping[int, tuple[tuple[bytes, tuple[str, ...], float], ...]], read: Read
 ) -> dict[int, bytes]:
     """Match with a log of `{index: ((raw, the answers to it, started), …)}`; return what was found by index."""
-    found, parts = messages(said, read)
-    at = chain(found, parts)
-    digests = {text: messages([("a", text)], read)[0][0].said for text in "12345"}
+    found = request(said, read)
+    digests = {text: request([("a", text)], read).messages[0].said for text in "12345"}
     recalled = Recalled(
         log={
-            (b"e", at[index]): tuple(
+            (b"e", found.places[index]): tuple(
                 frozen(raw, *(digests[told] for told in replies), started=started) for raw, replies, started in attempts
             )
             for index, attempts in log.items()
         }
     )
-    assert match(found, parts, at, recalled, b"other") == {}
-    return {index: one.raw for index, one in match(found, parts, at, recalled, b"e").items()}
+    assert match(found, recalled, b"other") == {}
+    return {index: one.raw for index, one in match(found, recalled, b"e").items()}
 
 
 @pytest.mark.parametrize(

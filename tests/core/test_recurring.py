@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from proxy.core.known import Known, Standing
 from proxy.core.recipe import Recipe, Words, keyed
 from proxy.core.recurring import Recurring, sent, stands
 from proxy.core.request import Request
-from proxy.core.template import Known, Standing
 from tests.core.conftest import read_body
 from tests.core.test_values import OK, Client, Messages, user
 

@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from proxy.core import lineage, plan, render
 from proxy.core.epoch import USUAL
 from proxy.core.items import BUILTIN, Item, find
+from proxy.core.known import Learned, Lesson, Standing, known
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
-from proxy.core.template import Standing
 from proxy.core.turn import exchanges, shape
 from proxy.memo import Analyst, count
 from proxy.memory.learned import Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
-from proxy.memory.store import Learned, Lesson
-from proxy.pipeline import known
 from proxy.simulator.validity import check_chat
 from tests.core.conftest import ANALYST, SCALE, read_body
 
@@ -180,15 +178,13 @@ class Proxy:
     def send(self, body: dict[str, Any], user: str) -> None:
         """Forward a request and remember what it taught; the request that goes on from an answer says whose it was."""
         found, now, results = read_body(body), float(len(self.all)), list[bytes]()
-        parts = shape(found.messages)
-        places = lineage.chain(found.messages, parts)
-        earlier = lineage.earlier(found.messages, parts, places)
-        answers = [*filter(None, [lineage.answer(found.messages, parts, places)])]
+        places, earlier = found.places, lineage.earlier(found)
+        answers = [*filter(None, [lineage.answer(found)])]
         if answers and (user, earlier[0]) in self.stood:
             self.fed.append((answers[0], self.stood[user, earlier[0]], Lesson(now)))
         for elsewhere, analyst in ((True, Analyst(BUILTIN, max_bytes=1)), (False, ANALYST)):
             learned = self.learned((*answers, *earlier, places[-1]), elsewhere=elsewhere)
-            lines = analyst.lines(found.messages[: parts.leading], b"t")
+            lines = analyst.lines(found.messages[: found.parts.leading], b"t")
             made = plan.make(
                 found, NOTHING, model=describe("gpt-4o"), policy=self.policy, named=False, scale=SCALE,
                 look=analyst.analyse, now=now,

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from proxy.core import lines, template
+from proxy.core import known, lines, template
 from proxy.core.form import Form, align
-from proxy.core.template import Formed, Known, Standing, Template
+from proxy.core.known import Known, Standing
+from proxy.core.template import Formed, Template
 from tests.core.conftest import ANALYST
 
 KEY = b"tenant"
@@ -26,8 +27,7 @@ class Tenant:
     def take(self, *system: str, form: Form | None = None) -> Formed:
         raw = orjson.dumps({"role": "system", "content": "\n".join(system)})
         found = lines.read([ANALYST.analyse(raw)], KEY)
-        known = Known(KEY, found, templates=tuple(self.templates.values()))
-        made = template.form(Standing(form) if form else None, known)
+        made = template.formed(found, form, tuple(self.templates.values()))
         if made.template is not None:
             self.templates[made.template.id] = made.template
         return made
@@ -183,7 +183,7 @@ def test_the_lineage_is_the_one_whose_lines_stand_here() -> None:
     ada, bob = (tenant.take(f"The user is {name}.", *POLICY).form for name in ("Ada", "Bob"))
     raw = orjson.dumps({"role": "system", "content": "\n".join(["The user is Bob.", *POLICY])})
     found = lines.read([ANALYST.analyse(raw)], KEY)
-    assert template.nearest(Known(KEY, found, (Standing(ada), Standing(bob))), ()) == Standing(bob)
+    assert known.nearest(Known(KEY, found, (Standing(ada), Standing(bob))), ()) == Standing(bob)
 
 
 def test_an_unrelated_prompt_is_a_template_of_its_own() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import lineage, lines, plan, render, reply
+from proxy.core import chain, lineage, lines, plan, render, reply
 from proxy.core.epoch import Profile
 from proxy.core.items import BUILTIN
+from proxy.core.known import known
 from proxy.core.message import analyse
 from proxy.core.models import describe
 from proxy.core.plan import Plan
-from proxy.core.turn import shape
 from proxy.memo import count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import known, log_entries
+from proxy.pipeline import log_entries
 from tests.core.conftest import ANALYST, SCALE, as_bytes, read_body
 
 Messages = list[dict[str, Any]]
@@ -45,11 +45,10 @@ class Client:
         self.now += 1
         sent = [*([{"role": "system", "content": system}] if system is not None else []), *messages]
         request = read_body({"model": self.model, "messages": sent})
-        parts = shape(request.messages)
-        places = lineage.chain(request.messages, parts)
-        earlier = lineage.earlier(request.messages, parts, places)
+        parts, places = request.parts, request.places
+        earlier = lineage.earlier(request)
         leading = [request.raw(index) for index in range(parts.leading)]
-        answers = [] if self.name else [*filter(None, [lineage.answer(request.messages, parts, places)])]
+        answers = [] if self.name else [*filter(None, [lineage.answer(request)])]
         made = self.made = plan.make(
             request,
             self.store.copy(self.name or ""),
@@ -74,7 +73,7 @@ class Client:
         self.store.note_learned("t", places[-1], made.standing, lesson)
         given = reply.of_answer(orjson.dumps({"choices": [{"message": answer or OK}]}))
         if made.recurring.log:
-            self.store.note_learned("t", lineage.after(places[-1], given[0]), made.standing, lesson)
+            self.store.note_learned("t", chain.after(places[-1], given[0]), made.standing, lesson)
         if self.name is not None:
             entries = log_entries(request, made, at=self.now)
             self.store.put(self.name, tuple(entries.values()), made.epoch if made.began else None)

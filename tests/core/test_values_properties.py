@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from proxy.core import lineage, plan, render, reply, request
 from proxy.core.epoch import Profile
 from proxy.core.items import Tags
+from proxy.core.known import Known, known
 from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
-from proxy.core.template import Known
-from proxy.core.turn import shape
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import known, log_entries
+from proxy.pipeline import log_entries
 from proxy.simulator.validity import check_chat
 
 Messages = list[dict[str, Any]]
@@ -151,16 +150,15 @@ class Proxy:
     def send(self, messages: Messages, name: str | None, answer: dict[str, Any], user: str = "") -> Sent:
         body = {"model": "gpt-4o", "messages": messages}
         found = request.read(orjson.dumps(body), ANALYST.analyse, count)
-        parts, now = shape(found.messages), float(len(self.all))
-        places = [(name or "").encode() + place for place in lineage.chain(found.messages, parts)]
-        earlier = lineage.earlier(found.messages, parts, places)
+        places, now = [(name or "").encode() + place for place in found.places], float(len(self.all))
+        earlier = [(name or "").encode() + place for place in lineage.earlier(found)]
         learned = self.store.book.learned("t", (*earlier, places[-1]))
         sent = Sent(
             body=body, answer=answer, policy=self.policy, named=name is not None, now=now, user=user,
             recalled=self.store.copy(name) if name else NOTHING,
             known=known(
                 earlier, places[-1], learned, key=b"t",
-                lines=ANALYST.lines(found.messages[: parts.leading], b"t"),
+                lines=ANALYST.lines(found.messages[: found.parts.leading], b"t"),
             ),
         )  # fmt: skip
         sent.before = max(

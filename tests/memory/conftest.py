@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from proxy.core.items import Item
-from proxy.core.lineage import Epoch
+from proxy.core.lineage import Epoch, Frozen
 from proxy.core.request import hints
 from proxy.memo import count
 from proxy.memory.local import LocalStore
@@ -137,7 +137,7 @@ def entry() -> Callable[..., Entry]:
 
     def make(place: str, text: str = "", *replies: bytes, started: float = 1.0, epoch: str = "e") -> Entry:
         raw = orjson.dumps({"role": "user", "content": text or f"content of {place}"})
-        return Entry(epoch=epoch.encode(), place=place.encode(), started=started, raw=raw, replies=replies)
+        return Entry(epoch.encode(), place.encode(), Frozen(started=started, raw=raw, replies=frozenset(replies)))
 
     return make
 

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from proxy.core.form import Form, Lessons
+from proxy.core.known import Lesson, Standing
 from proxy.core.lines import KEY_BYTES
 from proxy.core.recipe import Recipe, Words
-from proxy.core.template import Lesson, Seen, Standing, Template
+from proxy.core.template import Seen, Template
 from proxy.memory.learned import MOST_KEPT, MOST_RECURRING, MOST_TEMPLATES, Book
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 from proxy.memory.redis import RedisStore

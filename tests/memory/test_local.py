@@ -126,9 +126,9 @@ async def test_another_stores_word_is_added(local: LocalStore, clock: Any, entry
     assert merged.seen_at == 7.0
     assert dict(merged.epochs) == {b"new": epoch("new", "b"), b"old": epoch("old", "a"), b"both": epoch("both", "b")}
     assert {place: tries for (_, place), tries in merged.log.items()} == {
-        b"k": (Frozen(started=5.0, raw=entry("k", "a").raw, replies=frozenset({b"1", b"2"})),),
-        b"old": (Frozen(started=5.0, raw=entry("old").raw),),
-        b"new": (Frozen(started=7.0, raw=entry("new").raw),),
+        b"k": (Frozen(started=5.0, raw=entry("k", "a").frozen.raw, replies=frozenset({b"1", b"2"})),),
+        b"old": (Frozen(started=5.0, raw=entry("old").frozen.raw),),
+        b"new": (Frozen(started=7.0, raw=entry("new").frozen.raw),),
     }
     assert await local.view("c") is not None
 

@@ -48,7 +48,7 @@ async def test_two_stores_see_what_the_other_forwarded(
     assert seen == (await two.recall("c")).recalled
     assert sorted(place for _, place in seen.log) == [b"k", b"l"]
     assert seen.log[b"e", b"k"][0].replies == {b"1"}
-    assert [frozen.raw for frozen in seen.log[b"e", b"l"]] == [entry("l", "a", b"2").raw]
+    assert [frozen.raw for frozen in seen.log[b"e", b"l"]] == [entry("l", "a", b"2").frozen.raw]
     assert seen.log[b"e", b"l"][0].replies == {b"2"}
     assert seen.epochs == {b"k": epoch("k", "a"), b"l": epoch("l", "a", "b")}
     await one.seen("c", VIEW, Tally(prompt_tokens=1))
@@ -464,7 +464,7 @@ async def test_a_redis_that_lies_in_its_log(
     raw.hset(LOG, mapping=fields)
     async with asyncio.timeout(HANG):
         found = (await store.recall("c")).recalled
-    assert [frozen.raw for frozen in found.log[b"e", b"k"]] == [entry("k", "a").raw]
+    assert [frozen.raw for frozen in found.log[b"e", b"k"]] == [entry("k", "a").frozen.raw]
     assert (list(found.log), found.epochs) == ([(b"e", b"k")], {b"p": epoch("p", "a")})
     await store.close()
 
@@ -488,7 +488,7 @@ async def test_a_garbage_epoch_is_left_out(
         async with asyncio.timeout(HANG):
             answer = await store.recall("c")
         assert answer.recalled.epochs == {b"p": epoch("p", "a")}
-        assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").raw]
+        assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").frozen.raw]
     await one.close()
     await two.close()
 
@@ -510,7 +510,7 @@ async def test_an_epoch_whose_content_is_missing_is_left_out(
         raw.hset(CONTENTS, digest, content)
     answer = await two.recall("c")
     assert (answer.recalled.epochs, answer.degraded) == ({b"q": kept}, False)
-    assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").raw]
+    assert [frozen.raw for frozen in answer.recalled.log[b"e", b"k"]] == [entry("k", "a").frozen.raw]
     await one.close()
     await two.close()
 
@@ -524,7 +524,7 @@ async def test_a_content_that_is_not_what_its_digest_says(
     await one.remember("c", [entry("k", "a"), entry("k", "b")], None)
     raw.hset(CONTENTS, entry("k", "a").attempt.hex(), content)
     found = (await two.recall("c")).recalled.log[b"e", b"k"]
-    assert [frozen.raw for frozen in found] == [entry("k", "b").raw]
+    assert [frozen.raw for frozen in found] == [entry("k", "b").frozen.raw]
     raw.hset(CONTENTS, "zz", content)
     raw.hset(CONTENTS, hashlib.sha256(b"\xff").hexdigest(), b"\xff")
     places, _ = await keys(two)

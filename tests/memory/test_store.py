@@ -1,11 +1,13 @@
 """What every store does, in this process or in Redis."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
+from proxy.core.chain import Place
 from proxy.core.items import Item
-from proxy.core.lineage import Epoch, Frozen, Link, Place, Recalled
+from proxy.core.lineage import Epoch, Frozen, Link, Recalled
 from proxy.memory.local import MOST_SETS
 from proxy.memory.store import Entry, Keys, Store, Tally, View
 
@@ -14,7 +16,7 @@ Begin = Callable[..., Epoch]
 
 
 def frozen(entry: Entry, *replies: bytes) -> Frozen:
-    return Frozen(started=entry.started, raw=entry.raw, replies=frozenset(replies))
+    return dataclasses.replace(entry.frozen, replies=frozenset(replies))
 
 
 def by_start(recalled: Recalled) -> dict[tuple[Place, Place], list[Frozen]]:
@@ -36,11 +38,12 @@ async def test_nothing_is_known_of_an_unknown_conversation(store: Store) -> None
 @pytest.mark.parametrize("raw", [b"{}", b'{"a" : "\\u00e9 1.0"}', "{é 😀}".encode(), b"\xff\x00\r\n"])
 async def test_what_is_remembered_is_recalled(raw: bytes, store: Store) -> None:
     """Byte for byte, with when it was and the answers known."""
-    one = Entry(epoch=b"", place=b"\x00:\xff", started=1_764_450_503.123456, raw=raw, replies=(b"1", b"\xfe"))
+    told = Frozen(started=1_764_450_503.123456, raw=raw, replies=frozenset({b"1", b"\xfe"}))
+    one = Entry(b"", b"\x00:\xff", told)
     await store.remember("c", [one], None)
     answer = await store.recall("c")
     assert by_start(answer.recalled) == {(b"", b"\x00:\xff"): [frozen(one, b"1", b"\xfe")]}
-    assert answer.recalled.seen_at == one.started
+    assert answer.recalled.seen_at == told.started
 
 
 async def test_an_epoch_is_recalled(store: Store, epoch: Begin, item: Callable[..., Item]) -> None:
