@@ -15,6 +15,7 @@ import orjson
 
 from proxy.core import render
 from proxy.core.body import elements
+from proxy.core.kind import Kind, local
 from proxy.core.layers import SEPARATOR, Draft
 from proxy.core.lineage import Reason
 from proxy.core.measure import Name, Scale
@@ -22,15 +23,6 @@ from proxy.core.message import texts
 from proxy.core.request import Request
 from proxy.errors import Odd, StrataError
 
-Kind = Literal[
-    "clock", "nonce", "number", "tool_order", "tool_set", "tool_schema", "response_format", "parameter", "image_url",
-    "history_edited", "history_cut", "whitespace", "epoch_end", "library_grew", "current_values", "turn_context",
-    "other",
-]  # fmt: skip
-KINDS: tuple[Kind, ...] = get_args(Kind)
-OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context"})
-"""Strata's own, where the client's bytes did not change: an epoch ended, the library grew, a line of the system prompt
-was found to change and is told elsewhere, what stood before the user's words in an earlier turn or last is gone."""
 Place = Literal["parameters", "tools", "L1", "L2", "L3", "L4", "L5"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -207,54 +199,6 @@ def _kind(old: Sequence[Piece], new: Sequence[Piece], was: str, now: str, at: in
     if kind == "other" and first.layer != "L1":
         return "history_edited"
     return kind
-
-
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-_DATE = re.compile(
-    r"\d{4}-\d{2}-\d{2}|\d{1,2}:\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\b1[6-9]\d{8}(?:\d{3})?\b"
-    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(?:morning|afternoon|evening)\b|年|月|日|時|时"
-    rf"|\b{_MONTH}\b\.?,? \d|\d{{1,2}}(?:st|nd|rd|th)?,? {_MONTH}\b",
-    re.IGNORECASE,
-)
-_ABOUT_TIME = re.compile(r"\b(?:time|date|today|now|clock|day|year|uptime|timestamp|utc|gmt)\b", re.IGNORECASE)
-_ID = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b|\b[a-z]+[_-](?=\w*\d)\w{6,}\b"
-    r"|\b(?=\w*\d)(?=\w*[A-Z])(?=\w*[a-z])\w{10,}\b",
-    re.IGNORECASE,
-)
-_NUMBER = re.compile(r"[-+]?[$€£]?\d[\d.,_]*\s?%?[a-zA-Z]{0,3}")
-
-
-def local(was: str, now: str, at: int) -> Kind:
-    """Say what kind of thing differs at a character of two texts that are else alike."""
-    mine, theirs = _words(now, at), _words(was, at)
-    line = _line(now, at)
-    if _DATE.search(mine) and (_DATE.search(theirs) or _ABOUT_TIME.search(line)):
-        return "clock"
-    if _NUMBER.fullmatch(mine.strip(" .,;:()[]\"'")) and _NUMBER.fullmatch(theirs.strip(" .,;:()[]\"'")):
-        return "clock" if _DATE.search(line) and _ABOUT_TIME.search(line) else "number"
-    if _ID.search(mine) and _ID.search(theirs):
-        return "nonce"
-    return "other"
-
-
-def _words(text: str, at: int) -> str:
-    """Return the words around a character: back to a blank, and as far as a date goes."""
-    start = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), text.rfind("\t", 0, at)) + 1
-    stop = re.compile(r"[\s]").search(text, at)
-    end = stop.start() if stop else len(text)
-    around = text[max(0, start - 12) : end + 12]
-    word = text[start:end]
-    found = next(
-        (each for each in _DATE.finditer(around) if each.start() <= at - max(0, start - 12) <= each.end()), None
-    )
-    return found.group() if found and not _ID.search(word) else word
-
-
-def _line(text: str, at: int) -> str:
-    start = text.rfind("\n", 0, at) + 1
-    end = text.find("\n", at)
-    return text[start : end if end >= 0 else len(text)]
 
 
 def _library(now: str, at: int) -> bool:

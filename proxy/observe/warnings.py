@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
-from proxy.core.divergence import OURS
+from proxy.core.kind import OURS
 from proxy.observe.record import Record
 
 _MOST = 10_000

@@ -13,6 +13,7 @@ import pytest
 
 from proxy.core import divergence, measure, tokens
 from proxy.core.divergence import Break, Piece, Trace
+from proxy.core.kind import KINDS, OURS
 from proxy.core.measure import Name
 from proxy.core.plan import Plan
 from proxy.core.request import Request
@@ -182,7 +183,7 @@ def test_planted_breaks_are_named(
 def test_there_are_sixty_and_every_kind_that_a_client_can_break() -> None:
     """The labelled set."""
     assert len(PLANTED) >= 60
-    assert {kind for kind, *_ in PLANTED} == set(divergence.KINDS) - divergence.OURS
+    assert {kind for kind, *_ in PLANTED} == set(KINDS) - OURS
 
 
 @pytest.mark.parametrize("plant", CLEAN)
