@@ -1,7 +1,6 @@
 """Memory shared by replicas: Redis, with this process's own copy behind it.
 
-One conversation's keys share a hash tag, so that they are one cluster slot. One round trip a recall, 50 ms at most;
-after three failures in a row, and a ping without an answer, Redis is left alone until a probe of ours finds it.
+One conversation's keys share a hash tag, so that they are one cluster slot. One round trip a recall, 50 ms at most.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
 from proxy.core.chain import Place
 from proxy.core.known import Learned, Lesson, Standing
 from proxy.core.lineage import Epoch, Frozen, Link, Recalled
 from proxy.core.tools import Order
+from proxy.memory.breaker import PROBE_SECONDS, Breaker
 from proxy.memory.local import MOST_SETS, MOST_TOOLS, LocalStore
 from proxy.memory.packed import decode_recall, decode_view, pack_entry, pack_epoch, pack_link, pack_view
 from proxy.memory.shared import SharedBook
@@ -34,8 +33,6 @@ from proxy.memory.store import NO_LINKS, Answer, Entry, Store, Tally, Unavailabl
 
 RECALL_SECONDS = 0.05
 WRITE_SECONDS = 1.0
-PROBE_SECONDS = 0.5
-_FAILURES = 3
 _FLUSH_SECONDS = 1.0
 _KEPT_SECONDS = 30 * 86_400
 ROOT = "strata:4"
@@ -77,7 +74,6 @@ redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[2])
 """
 """KEYS: log, contents, gone. ARGV: since when what is stored counts, time to live in seconds. Summaries stay."""
 
-T = TypeVar("T")
 Script = Callable[..., Awaitable[Any]]
 """Called with `keys` and `args`."""
 
@@ -104,23 +100,18 @@ class RedisStore(Store):
         self._copy = copy
         self._ttl_seconds = ttl_seconds
         self._on_error = on_error
-        self._on_state = on_state
         self._now = now
-        self._failures = 0
-        self._open = False
-        self._asking: asyncio.Task[None] | None = None
-        self._probing: asyncio.Task[None] | None = None
         self._writing: collections.Counter[str] = collections.Counter()
         self._restoring: set[asyncio.Future[None]] = set()
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
-        self._closed = False
         self._shared = SharedBook(self._redis, copy.book, root=ROOT, ttl_seconds=ttl_seconds, now=now)
+        self._breaker = Breaker(self._redis.ping, on_error=self._failed, on_state=on_state)
 
     @property
     @override
     def degraded(self) -> bool:
-        return self._open
+        return self._breaker.open
 
     async def secret(self) -> bytes | None:
         """Return the secret all replicas share, made by whoever came first; None when Redis does not answer.
@@ -135,19 +126,19 @@ class RedisStore(Store):
             assert isinstance(shared, bytes)
             return shared
 
-        found = await self._bounded("recall", work(), WRITE_SECONDS)
+        found = await self._breaker.bounded("recall", work(), WRITE_SECONDS)
         if found is None:
-            self._trip()
+            self._breaker.trip()
         return found
 
     @override
     async def recall(self, conversation: str, *, ttl_seconds: int | None = None) -> Answer:
-        if self._open:
+        if self._breaker.open:
             return Answer(self._copy.copy(conversation), degraded=True)
         known = self._known(conversation)
         keys = [_key(conversation, part) for part in ("log", "contents", "gone")]
         arguments = [str(ttl_seconds or self._ttl_seconds), *(digest.hex() for digest in known)]
-        found = await self._bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
+        found = await self._breaker.bounded("recall", self._recall(keys=keys, args=arguments), RECALL_SECONDS)
         if found is None:
             return Answer(self._copy.copy(conversation), degraded=True)
         try:
@@ -261,13 +252,13 @@ class RedisStore(Store):
     async def orders(self, partition: str, tools: Order) -> tuple[Order, ...]:
         known = self._copy.known_orders(partition)
         if (
-            self._open
+            self._breaker.open
             or len(tools) > MOST_TOOLS
             or len(known) >= MOST_SETS
             or any(set(order) == set(tools) for order in known)
         ):
             return known
-        found = await self._bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
+        found = await self._breaker.bounded("recall", self._redis.hvals(_tools_key(partition)), RECALL_SECONDS)
         for packed in found or ():
             self._take(partition, packed)
         return self._copy.known_orders(partition)
@@ -279,7 +270,7 @@ class RedisStore(Store):
         return self._order(partition, order)
 
     async def _order(self, partition: str, order: Order) -> None:
-        if self._open:
+        if self._breaker.open:
             return
         key, name = _tools_key(partition), hashlib.sha256(b"".join(sorted(set(order)))).hexdigest()
 
@@ -290,7 +281,7 @@ class RedisStore(Store):
                 await self._redis.expire(key, self._ttl_seconds)
             return await self._redis.hget(key, name)
 
-        stands = await self._bounded("remember", work(), WRITE_SECONDS)
+        stands = await self._breaker.bounded("remember", work(), WRITE_SECONDS)
         if stands is not None:
             # Another replica may have been first; from the next request on its order stands here too.
             self._take(partition, stands)
@@ -308,9 +299,9 @@ class RedisStore(Store):
         book, asked = self._copy.book, (*places, here)
         known = book.learned(partition, asked)
         enough = places[0] in known.standing if places else not self._shared.stale(partition)
-        if self._open or (enough and not sure):
+        if self._breaker.open or (enough and not sure):
             return known
-        found = await self._bounded("recall", self._shared.fetch(partition, asked), RECALL_SECONDS)
+        found = await self._breaker.bounded("recall", self._shared.fetch(partition, asked), RECALL_SECONDS)
         if found is None:
             return known
         try:
@@ -368,7 +359,7 @@ class RedisStore(Store):
             packed, stats = await pipe.execute()
             return packed, stats
 
-        found = None if self._open else await self._bounded("view", work(), WRITE_SECONDS)
+        found = None if self._breaker.open else await self._breaker.bounded("view", work(), WRITE_SECONDS)
         if found is None:
             return await self._copy.view(conversation)
         packed, stats = found
@@ -392,17 +383,16 @@ class RedisStore(Store):
             gone, _ = await pipe.execute()
             return int(gone)
 
-        gone = None if self._open else await self._bounded("forget", work(), WRITE_SECONDS)
+        gone = None if self._breaker.open else await self._breaker.bounded("forget", work(), WRITE_SECONDS)
         if gone is None:
             raise Unavailable("Redis does not answer; the conversation may still be stored there")
         return gone > 0
 
     @override
     async def close(self) -> None:
-        self._closed = True
-        for task in (self._asking, self._probing, self._counting):
-            if task is not None:
-                task.cancel()
+        self._breaker.close()
+        if self._counting is not None:
+            self._counting.cancel()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
@@ -414,9 +404,9 @@ class RedisStore(Store):
         self, operation: str, script: Script, keys: Sequence[str], arguments: Sequence[object], *, seconds: float
     ) -> Any | None:
         """Run a script; None where Redis does not answer in time."""
-        if self._open:
+        if self._breaker.open:
             return None
-        return await self._bounded(operation, script(keys=list(keys), args=list(arguments)), seconds)
+        return await self._breaker.bounded(operation, script(keys=list(keys), args=list(arguments)), seconds)
 
     async def push(self, operation: str, key: str, value: str, *, most: int) -> None:
         """Add to a list of the newest so many."""
@@ -430,9 +420,9 @@ class RedisStore(Store):
 
     async def newest(self, operation: str, key: str, *, most: int) -> list[float]:
         """Return a list of numbers, the newest last; empty where Redis does not answer."""
-        if self._open:
+        if self._breaker.open:
             return []
-        found = await self._bounded(operation, self._redis.lrange(key, 0, most - 1), WRITE_SECONDS)
+        found = await self._breaker.bounded(operation, self._redis.lrange(key, 0, most - 1), WRITE_SECONDS)
         try:
             return [float(each) for each in reversed(found or [])]
         except ValueError:
@@ -448,59 +438,16 @@ class RedisStore(Store):
 
         await self._write(operation, write)
 
+    def _failed(self, operation: str) -> None:
+        self._on_error(operation)
+        self._shared.doubt()
+
     async def _write(self, operation: str, fill: Callable[[Any], None]) -> None:
-        if self._open:
+        if self._breaker.open:
             return
         pipe = self._redis.pipeline(transaction=False)
         fill(pipe)
-        await self._bounded(operation, pipe.execute(), WRITE_SECONDS)
-
-    async def _bounded(self, operation: str, work: Awaitable[T], seconds: float) -> T | None:
-        """Await a call of Redis for so long and no longer; None when it failed."""
-        try:
-            async with asyncio.timeout(seconds):
-                result = await work
-        except (RedisError, OSError, TimeoutError) as error:
-            self._on_error(operation)
-            self._shared.doubt()
-            if type(error) is not ResponseError:
-                # What Redis refuses it has answered: one owner's odd data is no outage for all.
-                self._failures += 1
-            if self._failures >= _FAILURES and not self._open and (self._asking is None or self._asking.done()):
-                self._asking = asyncio.ensure_future(self._ask())
-            return None
-        self._failures = 0
-        return result
-
-    async def _ask(self) -> None:
-        """Three failures in a row may be one conversation that is too large: what answers a ping is not gone."""
-        if await self._answers(PROBE_SECONDS):
-            self._failures = 0
-        else:
-            self._trip()
-
-    async def _answers(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._redis.ping()
-        except (RedisError, OSError, TimeoutError):
-            return False
-        return True
-
-    def _trip(self) -> None:
-        if not self._open and not self._closed:
-            self._open = True
-            self._on_state(True)  # noqa: FBT003 -- the state is the message
-            self._probing = asyncio.ensure_future(self._probe())
-
-    async def _probe(self) -> None:
-        """Look for Redis until it is back; only then do requests ask it again."""
-        while True:
-            await asyncio.sleep(PROBE_SECONDS)
-            if await self._answers(WRITE_SECONDS):
-                self._failures, self._open = 0, False
-                self._on_state(False)  # noqa: FBT003 -- the state is the message
-                return
+        await self._breaker.bounded(operation, pipe.execute(), WRITE_SECONDS)
 
     def _known(self, conversation: str) -> dict[bytes, bytes]:
         """Return the contents this process holds, so that Redis need not send them again."""

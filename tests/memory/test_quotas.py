@@ -95,10 +95,10 @@ async def test_without_redis_nothing_is_said_and_what_is_used_is_told_later(redi
     """What was settled while Redis was away counts once it is back; nothing counts twice."""
     held = store(redis_url)
     counting, quotas, now = RedisCounting(held), Quotas(limits={"tokens_per_day": 100}), int(time.time() * 1000)
-    held._open = True
+    held._breaker.open = True
     assert await counting.admit(owner, quotas, Ask("r1", 10, 0), now) is None
     await counting.settle(owner, Ask("r1", 10, 0), tokens=30, nanos=0, now_ms=now, reserved=False)
-    held._open = False
+    held._breaker.open = False
     await counting.settle(owner, Ask("r2", 10, 0), tokens=50, nanos=0, now_ms=now)
     verdict = await counting.admit(owner, quotas, Ask("r3", 20, 0), now)
     assert verdict is not None
