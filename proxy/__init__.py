@@ -19,7 +19,7 @@ Everything that is no chat goes through `passthrough`; the proxy's own routes ar
 
 Who may import whom, outermost first (import-linter holds it):
 
-    cli · demo · server · app          start and stop; the only builder of parts; `explaining`, `replaying` show
+    cli · demo · server · app · head   start and stop; the only builder of parts; `explaining`, `replaying` show
     replay · offline · capture         recorded traffic, planned as the pipeline does; live traffic, recorded
     pipeline | passthrough | admin | live   one request each; the live page
     forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it, `explain` says

@@ -98,7 +98,7 @@ class Admin:
         if request.method == "DELETE":
             self._traces.forget(digest)
             try:
-                known = await self._store.forget(digest)
+                known = await self._store.forget(digest, ttl_seconds=tenant.ttl_seconds)
             except Unavailable as error:
                 return _error(NO_MEMORY, str(error))
             return _json({"id": name, "object": "conversation.deleted", "deleted": True}) if known else _missing(name)

@@ -47,6 +47,7 @@ from proxy.upstream.client import Clients, Timeouts
 from proxy.upstream.target import is_chat, normal
 
 _DRAIN_SECONDS = 2.0
+_SECRET_SECONDS = 60.0
 _GC_YOUNG = 20_000
 """A request makes some thousand objects and hardly a cycle: looking after every 700 is 5 % of its time."""
 _SHARES = 32
@@ -75,6 +76,8 @@ class Services:
         )
         self._given = settings.secret.get_secret_value().encode() if settings.secret else None
         self._keys = Keys(self._given or secrets.token_bytes(32))
+        self._shared: bytes | None = None
+        self._again: asyncio.TimerHandle | None = None
         self.store = self._store(settings)
         self.prices = Prices(given_prices(settings))
         self._settings = self._begun_with = settings
@@ -177,6 +180,8 @@ class Services:
 
     async def close(self) -> None:
         """Let what is under way be written, then let go."""
+        if self._again is not None:
+            self._again.cancel()
         await self.background.close(within=_DRAIN_SECONDS)
         await self.store.close()
         await self.clients.close()
@@ -197,11 +202,16 @@ class Services:
         )
 
     async def _share_secret(self) -> None:
-        if self._given is None and isinstance(self.store, RedisStore):
-            shared = await self.store.secret()
-            if shared is not None:
-                self._given = shared
-                self._keys = Keys(shared)
+        """Take the secret that all replicas share, now and then: a Redis that lost it gets it back."""
+        if self._given is not None or not isinstance(self.store, RedisStore):
+            return
+        shared = None if self.store.degraded else await self.store.secret(self._shared)
+        if shared is not None and shared != self._shared:
+            self._shared, self._keys = shared, Keys(shared)
+        if self._again is not None:
+            self._again.cancel()
+        again = asyncio.get_running_loop().call_later
+        self._again = again(_SECRET_SECONDS, lambda: self.background.start(self._share_secret()))
 
     def _store_changed(self, degraded: bool) -> None:  # noqa: FBT001 -- the state is the message
         self.metrics.store_degraded.set(degraded)

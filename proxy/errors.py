@@ -23,6 +23,7 @@ BAD_VALUE = Fault(status=400, type="invalid_request_error", code="invalid_value"
 BAD_ENCODING = Fault(status=415, type="invalid_request_error", code="unsupported_content_encoding")
 TOO_LONG = Fault(status=400, type="invalid_request_error", code="context_length_exceeded")
 TOO_LARGE = Fault(status=413, type="invalid_request_error", code="request_too_large")
+HEAD_TOO_LARGE = Fault(status=431, type="invalid_request_error", code="request_head_too_large")
 UNKNOWN_KEY = Fault(status=401, type="invalid_request_error", code="invalid_api_key")
 NOT_ALLOWED = Fault(status=403, type="invalid_request_error", code="route_not_allowed")
 NO_MODEL = Fault(status=404, type="invalid_request_error", code="model_not_found")
@@ -40,9 +41,9 @@ NO_MEMORY = Fault(status=503, type="server_error", code="memory_unavailable")
 INTERNAL = Fault(status=500, type="server_error", code="internal_error")
 
 FAULTS = (
-    BAD_JSON, BAD_VALUE, BAD_ENCODING, TOO_LONG, TOO_LARGE, UNKNOWN_KEY, NOT_ALLOWED, NO_MODEL, RATE_LIMITED,
-    OVER_QUOTA, NO_QUOTA, NOT_FOUND, NO_WEBSOCKET, UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED, SHUTTING_DOWN,
-    NO_MEMORY, INTERNAL,
+    BAD_JSON, BAD_VALUE, BAD_ENCODING, TOO_LONG, TOO_LARGE, HEAD_TOO_LARGE, UNKNOWN_KEY, NOT_ALLOWED, NO_MODEL,
+    RATE_LIMITED, OVER_QUOTA, NO_QUOTA, NOT_FOUND, NO_WEBSOCKET, UNREACHABLE, BROKEN, TIMED_OUT, INTERRUPTED,
+    SHUTTING_DOWN, NO_MEMORY, INTERNAL,
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Forwarder:
         call.forwarded = time.monotonic()
         call.measuring = self._measured(call)
         answer = await self._once(call, client, body)
-        if ask and answer.status in _REFUSALS and _names_options(await answer.peek()):
+        if ask and answer.status in _REFUSALS and await _names_options(answer):
             await answer.close()
             answer = await self._once(call, client, await _render(call, raw, ask_usage=False))
             if answer.status not in _REFUSALS:
@@ -145,7 +145,12 @@ async def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
     return json_body.splice(raw, edits)
 
 
-def _names_options(refusal: bytes) -> bool:
+async def _names_options(answer: Answer) -> bool:
+    try:
+        refusal = await answer.peek()
+    except BaseException:
+        await answer.close()
+        raise
     return any(word in refusal for word in _OPTIONS)
 
 

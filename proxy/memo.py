@@ -72,6 +72,7 @@ class Analyst:
             return found, False
         found = message.analyse(raw, tags=self.tags, count=count)
         held = sum(len(text.value) + 400 * len(text.blocks) for text in found.texts)
+        held += len(found.role) + sum(100 + len(call) for call in found.calls)
         self._memo.put(digest, found, 600 + 2 * held)
         return found, True
 

@@ -64,6 +64,9 @@ class Meter:
         verdict = await self._counting.admit(owner, quotas, ask, _now_ms())
         self._told(tenant.name, quotas, verdict)
         if verdict is None and self._closed():
+            # It may have been admitted after we stopped waiting.
+            settled = self._counting.settle(owner, ask, tokens=0, nanos=0, now_ms=_now_ms(), reserved=False)
+            self._background.start(settled)
             raise StrataError(NO_QUOTA, "Quotas cannot be looked up now, and STRATA_QUOTA_WITHOUT_REDIS is closed.")
         if verdict is not None and verdict.over and not quotas.shadow:
             raise _refusal(tenant, ask, verdict)

@@ -6,7 +6,7 @@ Nothing is forwarded; replay and the benchmark say what was answered.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from proxy.core import chain, items, lineage, plan, prefix, window
 from proxy.core.chain import Place
 from proxy.core.known import Lesson, known
 from proxy.core.lineage import NOTHING
+from proxy.core.lines import Line
 from proxy.core.models import describe
 from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
@@ -48,10 +49,21 @@ class Planned:
 
 
 class Offline:
-    """One owner's traffic at one upstream. Its memory is bounded by `max_bytes`."""
+    """One owner's traffic at one upstream. Its memory is bounded by `max_bytes`; `windows` are models' own."""
 
-    def __init__(self, policy: Policy, scale: TokenScale, *, max_bytes: int, tags: items.Tags = items.BUILTIN) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        scale: TokenScale,
+        *,
+        max_bytes: int,
+        tags: items.Tags = items.BUILTIN,
+        windows: Mapping[str, int] = {},
+        current_values: bool = True,
+    ) -> None:
         self._policy = policy
+        self._windows = windows
+        self._current_values = current_values
         self._now = 0.0
         self._store = LocalStore(max_bytes=max_bytes, ttl_seconds=10**9, clock=lambda: self._now)
         self._analyst = Analyst(tags, max_bytes=max_bytes)
@@ -85,7 +97,7 @@ class Offline:
         made = plan.make(
             request,
             recalled,
-            model=describe(request.model),
+            model=describe(request.model, self._windows),
             policy=self._policy,
             named=name is not None,
             scale=self._scale,
@@ -99,7 +111,7 @@ class Offline:
                 self._store.book.learned(_OWNER, (*answers, *earlier, *places[-1:])),
                 answers=answers,
                 key=_OWNER.encode(),
-                lines=self._analyst.lines(request.messages[: parts.leading], _OWNER.encode()),
+                lines=self._lines(request),
             ),
         )
         self._remember(request, made, at=at, name=name, places=places, reply=reply)
@@ -109,6 +121,10 @@ class Offline:
         here = places[-1] if places else b""
         root = places[parts.leading] + ROOT if parts.turns else b""
         return Planned(sent, request, made, steps, own or steps, here, tuple(earlier), root)
+
+    def _lines(self, request: Request) -> tuple[Line, ...]:
+        leading = request.messages[: request.parts.leading] if self._current_values else ()
+        return self._analyst.lines(leading, _OWNER.encode())
 
     def _remember(
         self, request: Request, made: Plan, *, at: float, name: str | None, places: Sequence[Place], reply: object

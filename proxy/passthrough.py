@@ -68,7 +68,7 @@ class Passthrough:
             held = await self._reserve(client, tenant, asked)
             heard = _Heard() if held else None
             try:
-                answer = await self._send(client, tenant, body, exchange, plain=held is not None)
+                answer = await self._send(client, tenant, body, exchange, heard)
                 try:
                     await _relay(answer, client, held, heard)
                 finally:
@@ -143,8 +143,9 @@ class Passthrough:
                 output=usage.output_tokens or 0,
             )
         else:
-            given = 0 < heard.status < _FAILED
-            amount = Amount(input=asked.input, output=heard.events) if given else Amount(input=0)
+            # Who leaves before the answer's head has made the upstream work all the same.
+            refused = heard.status >= _FAILED or not heard.forwarded
+            amount = Amount(input=0) if refused else Amount(input=asked.input, output=heard.events)
         price = self._prices.of(model or asked.model, tenant.upstream_url, time.time())
         self._meter.settle(held, tokens=amount.input + amount.output, nanos=nanos(cost(price, amount)) if price else 0)
 
@@ -154,23 +155,28 @@ class Passthrough:
         tenant: Tenant,
         body: bytes | AsyncIterator[bytes],
         exchange: Exchange,
-        *,
-        plain: bool,
+        heard: _Heard | None,
     ) -> Answer:
         scope = client.scope
-        drop = frozenset({b"expect", b"accept-encoding"}) if plain else frozenset({b"expect"})
+        drop = frozenset({b"expect", b"accept-encoding"}) if heard else frozenset({b"expect"})
         sent = headers.upstream(scope["headers"], key=tenant.upstream_key, hide=tenant.hides_credentials, drop=drop)
-        if plain:
+        if heard:
             # Uncompressed, so that the usage in it can be read.
             sent.append((b"accept-encoding", b"identity"))
-        return await self._clients(tenant.upstream_url).send(
-            scope["method"],
-            path=scope["raw_path"],
-            query=headers.query(scope["query_string"], hide=tenant.hides_credentials),
-            headers=sent,
-            body=body,
-            exchange=exchange,
-        )
+            heard.forwarded = True
+        try:
+            return await self._clients(tenant.upstream_url).send(
+                scope["method"],
+                path=scope["raw_path"],
+                query=headers.query(scope["query_string"], hide=tenant.hides_credentials),
+                headers=sent,
+                body=body,
+                exchange=exchange,
+            )
+        except StrataError:
+            if heard:
+                heard.forwarded = False
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +199,23 @@ def _asked(body: bytes) -> _Asked:
     try:
         read = msgspec.json.decode(body, type=_Limits)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-        return _Asked(input=len(body) // _BYTES_PER_TOKEN)
+        return _Asked(input=_estimate(body))
     limits = (read.max_output_tokens, read.max_completion_tokens, read.max_tokens)
     numbers = (limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool))
     output = next((limit for limit in numbers if limit > 0), 0)
     model = read.model if isinstance(read.model, str) else ""
-    return _Asked(model, len(body) // _BYTES_PER_TOKEN, min(output, _MOST_TOKENS))
+    return _Asked(model, _estimate(body), min(output, _MOST_TOKENS))
+
+
+_ENCODED = re.compile(rb"(?<![\w+/=-])[\w+/=-]{4096,}")
+"""A picture or a file in base64: it begins where nothing of it stands in front, so that the search is linear."""
+_ENCODED_TOKENS = 1_000
+
+
+def _estimate(body: bytes) -> int:
+    """Return about how many tokens a body holds, pictures and files at a thousand each."""
+    encoded = [found.end() - found.start() for found in _ENCODED.finditer(body)]
+    return (len(body) - sum(encoded)) // _BYTES_PER_TOKEN + _ENCODED_TOKENS * len(encoded)
 
 
 class _Heard:
@@ -209,6 +226,7 @@ class _Heard:
         self._kept: collections.deque[bytes] = collections.deque()
         self._bytes = 0
         self._streams = False
+        self.forwarded = False
         self.status = 0
         self.events = 0
 

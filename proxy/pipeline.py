@@ -171,7 +171,7 @@ class Pipeline:
 
         request = call.request = call.sent = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
         call.unseen_bytes = reader.unseen_bytes
-        call.model = self._described(request.model)
+        call.model = describe(request.model, self._settings.windows)
         call.price = self._prices.of(request.model, call.tenant.upstream_url, call.at)
         call.ratio = self._calibrations.ratio(self._calibrated(call), call.model.name)
         call.policy = self._priced(call.tenant.policy, call.price)
@@ -191,12 +191,6 @@ class Pipeline:
         read = policy.profile.read if self._settings.cached_read_price is not None else shares[0]
         write = policy.profile.write if self._settings.cached_write_price is not None else shares[1]
         return dataclasses.replace(policy, profile=dataclasses.replace(policy.profile, read=read, write=write))
-
-    def _described(self, name: str) -> Model:
-        """Return what is known of a model; a window of the settings' before the table's."""
-        model, windows = describe(name), self._settings.windows
-        given = windows.get(name) or windows.get(name.rpartition("/")[2])
-        return dataclasses.replace(model, window=given, largest_input=None) if given else model
 
     # recall
 

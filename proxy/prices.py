@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
+from proxy.core.models import LONGEST_NAME
 from proxy.core.price import Price, Rates
 
 _HOUR = 3_600.0
@@ -43,6 +44,8 @@ class Prices:
 
     def of(self, model: str, upstream: str, now: float) -> Price | None:
         """Return a model's price at an upstream, or None: unknown, and nothing is made up."""
+        if len(model) > LONGEST_NAME:
+            return None
         name = model.lower()
         given = self._given.get(name) or self._given.get(name.rpartition("/")[2])
         if given is not None:

@@ -152,8 +152,8 @@ async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
 
 def _ours(receipt: Raw) -> frozenset[bytes]:
     """Return the upstream's headers in whose place ours stand: the rates of a tenant are not the upstream key's."""
-    told = any(name.startswith(_RATE) for name, _ in receipt)
-    return _RATES if told else frozenset()
+    told = frozenset(name for name, _ in receipt)
+    return told | _RATES if any(name.startswith(_RATE) for name in told) else told
 
 
 def _broken(told: Told) -> bytes:
@@ -181,17 +181,24 @@ def _inflater(answer: Answer) -> Inflate | None:
     decoder = zlib.decompressobj(47)
 
     def inflate(data: bytes) -> bytes:
+        nonlocal decoder
+        passed = b""
         try:
-            return decoder.decompress(data)
+            while data:
+                # Gzip may come in several members, one behind the other.
+                decoder = zlib.decompressobj(47) if decoder.eof else decoder
+                passed += decoder.decompress(data)
+                data = decoder.unused_data
         except zlib.error as error:
             raise Truncated(f"what it sent is no {encoding.decode()}") from error
+        return passed
 
     return inflate
 
 
 def readable(answer: Answer) -> bool:
-    """Whether an answer is an event stream whose events can be told apart here."""
-    events = answer.header(b"content-type").startswith(b"text/event-stream")
+    """Whether an answer is an event stream whose events can be told apart here; a refusal is none, whatever it says."""
+    events = answer.status < _REFUSED and answer.header(b"content-type").startswith(b"text/event-stream")
     return events and answer.header(b"content-encoding") in {b"", b"identity", *_INFLATABLE}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import collections
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated
@@ -240,11 +240,15 @@ class Replay:
         price: Callable[[str, float], Price | None],
         max_bytes: int,
         tags: Tags = BUILTIN,
+        windows: Mapping[str, int] = {},
+        current_values: bool = True,
     ) -> None:
         self._profile: Profile = policy.profile
         self._scale = scale
         self._price = price
-        self._offline = Offline(policy, scale, max_bytes=max_bytes, tags=tags)
+        self._offline = Offline(
+            policy, scale, max_bytes=max_bytes, tags=tags, windows=windows, current_values=current_values
+        )
         self._cache, self._own_cache = Ledger(max_bytes=max_bytes), Ledger(max_bytes=max_bytes)
         self._traces = Traces(max_bytes=max_bytes, ttl_seconds=math.inf)
         self.report = Report()

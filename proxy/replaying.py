@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ _HOMES = (
 
 
 def run(settings: Settings, file: BinaryIO, *, whole: bool, model: str, console: Console) -> Report:
-    """Play a file with the settings in force, and show how far it is."""
-    policy = Tenants(settings).nobody.policy
+    """Play a file with the settings in force, in layers whatever the mode, and show how far it is."""
+    policy = dataclasses.replace(Tenants(settings).nobody.policy, mode="layered")
     prices = Prices(given_prices(settings))
     sellers = (settings.upstream_url, *(() if own(settings.upstream_url) else _HOMES))
     prices.load(sellers)
@@ -43,6 +44,8 @@ def run(settings: Settings, file: BinaryIO, *, whole: bool, model: str, console:
         price=lambda name, at: next(filter(None, (prices.of(name, seller, at) for seller in sellers)), None),
         max_bytes=settings.memory_bytes,
         tags=Tags.of(settings.context_tags),
+        windows=settings.windows,
+        current_values=settings.current_values,
     )
     bar = Progress(
         TextColumn("replay"), BarColumn(bar_width=40), DownloadColumn(), TimeRemainingColumn(), console=console,

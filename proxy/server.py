@@ -17,6 +17,7 @@ from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from proxy import app, environment
+from proxy.head import Protocol
 from proxy.observe.metrics import MULTIPROCESS_DIR, forget_worker
 from proxy.settings import Settings
 
@@ -28,7 +29,7 @@ def options(settings: Settings) -> dict[str, Any]:
     return {
         "host": settings.host,
         "port": settings.port,
-        "http": "httptools",
+        "http": Protocol,
         "ws": "none",
         "lifespan": "on",
         "log_level": "warning",

@@ -41,8 +41,9 @@ def _split(url: str, *schemes: str) -> SplitResult:
         raise ValueError(f"a URL that begins with {begins}")
     try:
         _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"a URL whose port is a number up to 65535 ({error})") from error
+    except ValueError:
+        # Its words could be a password's.
+        raise ValueError("a URL whose port is a number up to 65535") from None
     return parts
 
 

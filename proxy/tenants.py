@@ -106,8 +106,7 @@ class Tenants:
 
 async def allowed(tenant: Tenant, raw_path: bytes, headers: Mapping[str, str], body: bytes) -> None:
     """Hold a request to its tenant's models. Raises StrataError (404)."""
-    multipart = headers.get("content-type", "").startswith("multipart/")
-    work = functools.partial(models_asked, raw_path, body, multipart=multipart)
+    work = functools.partial(models_asked, raw_path, body, content_type=headers.get("content-type", ""))
     for name in await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work():
         if not tenant.may_use(name):
             why = f"The model {name[:200]!r} does not exist or this key may not use it."

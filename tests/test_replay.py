@@ -269,6 +269,22 @@ def test_the_command_prints_tables_and_writes_files(tmp_path: Path) -> None:
     assert (tmp_path / "r.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize(
+    ("given", "saves"),
+    [({}, True), ({"STRATA_MODE": "observe"}, True), ({"STRATA_CURRENT_VALUES": "false"}, False)],
+)
+def test_the_plan_is_the_settings_in_layers(given: dict[str, str], saves: bool, tmp_path: Path) -> None:
+    """Whoever only observes wants to know what layers would save."""
+    file = tmp_path / "traffic.jsonl"
+    file.write_bytes(traffic(list(conversation("a", 20, clock=True))).getvalue())
+    asked = ["replay", str(file), "--json", str(tmp_path / "r.json")]
+    result = CliRunner().invoke(main, asked, env={"STRATA_UPSTREAM_URL": "http://127.0.0.1:1/v1", **given})
+    assert result.exit_code == 0, result.output
+    told = orjson.loads((tmp_path / "r.json").read_bytes())
+    own, mine = told["as_sent"]["uncached_tokens"], told["layered"]["uncached_tokens"]
+    assert (mine < own / 2) is saves
+
+
 def test_the_settings_in_force_hold(tmp_path: Path) -> None:
     """A tag of one's own marks context: what is attached each turn becomes a reference."""
     page = "<wiki_page>\n" + "The harbour is full of ships. " * 200 + "\n</wiki_page>"

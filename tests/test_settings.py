@@ -146,6 +146,15 @@ def test_a_bad_value_is_refused(variable: str, value: str, allowed: str) -> None
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("variable", ["REDIS_URL", "UPSTREAM_PROXY", "UPSTREAM_URL"])
+def test_a_password_with_a_slash_is_not_shown(variable: str) -> None:
+    """A URL that cannot be taken apart may hold one where a port would stand."""
+    scheme = "redis" if variable == "REDIS_URL" else "http"
+    said = refusal({f"STRATA_{variable}": f"{scheme}://default:S3cret/Pass@host"})
+    assert "port" in said
+    assert "S3cret" not in said or variable == "UPSTREAM_URL"
+
+
 def test_a_bad_secret_is_refused_without_showing_it() -> None:
     """A Redis URL and a forward proxy's may hold a password."""
     for variable, allowed in (("STRATA_REDIS_URL", "redis://"), ("STRATA_UPSTREAM_PROXY", "http://")):

@@ -70,7 +70,8 @@ class Trace:
     @property
     def size(self) -> int:
         """Bytes it takes to keep."""
-        return 500 + sum(len(piece.raw) + len(piece.own) + 150 for piece in self.pieces)
+        keyed = sum(len(value) + 150 for _, value in self.keyed)
+        return 500 + keyed + sum(len(piece.raw) + len(piece.own) + 150 for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,9 +93,22 @@ _LONGEST_FIRST = sorted(KNOWN, key=len, reverse=True)
 _FAMILIES = ("gpt-4o", "gpt-4.1", "gpt-5", "gpt-6", "o1", "o3", "o4", "chatgpt-4o")
 
 
+LONGEST_NAME = 256
+"""A longer name, in characters, is no model's that anything is known of."""
+
+
+def describe(model: str, windows: Mapping[str, int] = {}) -> Model:
+    """Return what is known of a model by the name a request gives: `openai/gpt-4o-2024-11-20` is `gpt-4o`.
+
+    `windows`, by name or by what stands behind the slash, come before the table's.
+    """
+    found = _described(model if len(model) <= LONGEST_NAME else "")
+    window = windows.get(model) or windows.get(model.rpartition("/")[2])
+    return dataclasses.replace(found, window=window, largest_input=None) if window else found
+
+
 @functools.lru_cache(maxsize=512)
-def describe(model: str) -> Model:
-    """Return what is known of a model by the name a request gives: `openai/gpt-4o-2024-11-20` is `gpt-4o`."""
+def _described(model: str) -> Model:
     name = model.rpartition("/")[2].lower()
     for known in _LONGEST_FIRST:
         if name == known or name.startswith((f"{known}-", f"{known}@", f"{known}:")):

@@ -48,14 +48,18 @@ class Breaker:
             if type(error) is not ResponseError:
                 # What Redis refuses it has answered: one owner's odd data is no outage for all.
                 self._failures += 1
-            if self._failures >= _FAILURES and not self.open and (self._asking is None or self._asking.done()):
-                self._asking = asyncio.ensure_future(self._ask())
+            if self._failures >= _FAILURES:
+                self.suspect()
             return None
         self._failures = 0
         return result
 
-    def trip(self) -> None:
-        """Ask nothing until Redis is found again."""
+    def suspect(self) -> None:
+        """Find out whether Redis is gone: what failed may be one conversation that is too large to be read."""
+        if not self.open and not self._closed and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.ensure_future(self._ask())
+
+    def _trip(self) -> None:
         if not self.open and not self._closed:
             self.open = True
             self._on_state(True)  # noqa: FBT003 -- the state is the message
@@ -69,11 +73,10 @@ class Breaker:
                 task.cancel()
 
     async def _ask(self) -> None:
-        """Find out whether Redis is gone: three failures may be one conversation that is too large to be read."""
         if await self._answers(PROBE_SECONDS):
             self._failures = 0
         else:
-            self.trip()
+            self._trip()
 
     async def _probe(self) -> None:
         while True:

@@ -253,7 +253,7 @@ class LocalStore(Store):
         return found.view if found else None
 
     @override
-    async def forget(self, conversation: str) -> bool:
+    async def forget(self, conversation: str, *, ttl_seconds: int | None = None) -> bool:
         found = self._conversations.pop(conversation, None)
         self._size -= found.size if found else 0
         return found is not None

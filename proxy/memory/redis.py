@@ -93,7 +93,7 @@ class RedisStore(Store):
     ) -> None:
         pool = redis.BlockingConnectionPool.from_url(
             url, max_connections=64, timeout=RECALL_SECONDS, socket_connect_timeout=PROBE_SECONDS, protocol=2,
-            retry=Retry(NoBackoff(), 0), socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0), **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         )  # fmt: skip
         self._redis: redis.Redis = redis.Redis(connection_pool=pool)
         self._recall = self._redis.register_script(_RECALL)
@@ -106,29 +106,32 @@ class RedisStore(Store):
         self._tallies: dict[str, Tally] = {}
         self._counting: asyncio.Task[None] | None = None
         self._shared = SharedBook(self._redis, copy.book, root=ROOT, ttl_seconds=ttl_seconds, now=now)
-        self._breaker = Breaker(self._redis.ping, on_error=self._failed, on_state=on_state)
+        # Its own connection: in a burst all others are taken, and that is no outage.
+        self._pings: redis.Redis = redis.Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0))
+        self._breaker = Breaker(self._pings.ping, on_error=self._failed, on_state=on_state)
 
     @property
     @override
     def degraded(self) -> bool:
         return self._breaker.open
 
-    async def secret(self) -> bytes | None:
+    async def secret(self, known: bytes | None = None) -> bytes | None:
         """Return the secret all replicas share, made by whoever came first; None when Redis does not answer.
 
-        It is looked for from then on: a process that kept a secret of its own would share nothing with the others.
+        A Redis that has lost it gets the one `known` here. Where it does not answer it is looked for from then on: a
+        process that kept a secret of its own would share nothing with the others.
         """
         name = f"{ROOT}:secret"
 
         async def work() -> bytes:
-            await self._redis.set(name, secrets.token_hex(32), nx=True)
+            await self._redis.set(name, known or secrets.token_hex(32), nx=True)
             shared = await self._redis.get(name)
             assert isinstance(shared, bytes)
             return shared
 
         found = await self._breaker.bounded("recall", work(), WRITE_SECONDS)
         if found is None:
-            self._breaker.trip()
+            self._breaker.suspect()
         return found
 
     @override
@@ -185,7 +188,7 @@ class RedisStore(Store):
             if anew:
                 # Other replicas hold copies; what began before these entries is to go there too.
                 before = math.nextafter(min((entry.frozen.started for entry in entries), default=self._now()), 0.0)
-                gone = (_key(conversation, "gone"), repr(before), self._ttl_seconds)
+                gone = (_key(conversation, "gone"), repr(before), self._longest(ttl_seconds))
                 pipe.eval(_ANEW, 3, log, contents, *gone)
             for entry in entries:
                 pipe.hsetnx(log, f"m:{_field(entry)}", pack_entry(entry))
@@ -372,14 +375,14 @@ class RedisStore(Store):
             return await self._copy.view(conversation)
 
     @override
-    async def forget(self, conversation: str) -> bool:
+    async def forget(self, conversation: str, *, ttl_seconds: int | None = None) -> bool:
         await self._copy.forget(conversation)
 
         async def work() -> int:
             pipe = self._redis.pipeline(transaction=False)
             pipe.unlink(*(_key(conversation, part) for part in _UNLINKED))
             # Other replicas hold copies; this tells them, for as long as a copy may live.
-            pipe.set(_key(conversation, "gone"), repr(self._now()), ex=self._ttl_seconds)
+            pipe.set(_key(conversation, "gone"), repr(self._now()), ex=self._longest(ttl_seconds))
             gone, _ = await pipe.execute()
             return int(gone)
 
@@ -395,6 +398,7 @@ class RedisStore(Store):
             self._counting.cancel()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
+        await self._pings.aclose()
 
     def script(self, text: str) -> Script:
         """Return a script to `run`."""
@@ -458,6 +462,10 @@ class RedisStore(Store):
         for epoch in copy.epochs.values():
             raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
         return {hashlib.sha256(raw).digest(): raw for raw in raws}
+
+    def _longest(self, ttl_seconds: int | None) -> int:
+        """Return how long a copy may live, in any replica."""
+        return max(ttl_seconds or 0, self._ttl_seconds)
 
     def _expire(self, pipe: Any, conversation: str, ttl_seconds: int | None, *parts: str) -> None:
         for part in parts:

@@ -6,7 +6,8 @@ then only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ class SharedBook:
         pipe.hvals(self._key(partition, "templates"))
         pipe.hgetall(self._key(partition, "recurring"))
         *found, templates, recurring = await pipe.execute()
-        stood = [[_stood.decode(field) for field in sorted(each)] for each in found]
+        stood = [[*_readable(each)] for each in found]
         digests = sorted({each.form for every in stood for each in every})
         keys = sorted({each.keys for every in stood for each in every if each.keys})
         pipe = self._redis.pipeline(transaction=False)
@@ -158,6 +159,13 @@ class SharedBook:
 
     def _key(self, partition: str, what: str, of: bytes = b"") -> str:
         return f"{self._root}:lines:{{{partition}}}:{what}" + (f":{of.hex()}" if of else "")
+
+
+def _readable(fields: Iterable[bytes]) -> Iterator[_Stood]:
+    """Leave out what another version of this program has written."""
+    for field in sorted(fields):
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+            yield _stood.decode(field)
 
 
 def _so_far(template: Template) -> tuple[object, ...]:

@@ -97,6 +97,8 @@ class _Done(Coroutine[Any, Any, None]):
 
 DONE: Writing = _Done()
 NO_LINKS: Mapping[Place, Link] = {}
+_SHORT = 2_048
+"""Characters: whoever sends longer names has them digested each time."""
 
 
 class Store(Protocol):
@@ -170,7 +172,7 @@ class Store(Protocol):
         """Return how a conversation looks; None when nothing is known of it."""
         ...
 
-    async def forget(self, conversation: str) -> bool:
+    async def forget(self, conversation: str, *, ttl_seconds: int | None = None) -> bool:
         """Delete a conversation everywhere; False when nothing was known of it. Raises Unavailable when it cannot."""
         ...
 
@@ -209,13 +211,15 @@ class Keys:
         return hashlib.blake2b(place, digest_size=16, key=key).digest()
 
     def _digest(self, *parts: str) -> str:
-        return _digest(self.secret, parts)
+        return _remembered(self.secret, parts) if sum(map(len, parts)) <= _SHORT else _digest(self.secret, parts)
 
 
-@functools.lru_cache(maxsize=4_096)
 def _digest(secret: bytes, parts: tuple[str, ...]) -> str:
     mac = hmac.new(secret, digestmod="sha256")
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")
         mac.update(len(raw).to_bytes(8, "big") + raw)
     return mac.hexdigest()[:32]
+
+
+_remembered = functools.lru_cache(maxsize=4_096)(_digest)

@@ -49,14 +49,14 @@ class AbortableProtocol(HttpToolsProtocol):
 class Serving:
     """A server that runs while a ``with`` (thread) or ``async with`` (current loop) block runs."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, protocol: type[HttpToolsProtocol]) -> None:
         self.host = host
         self.port = port
         self._config = Config(
             app,
             host=host,
             port=port,
-            http=AbortableProtocol,
+            http=protocol,
             ws="none",
             log_config=None,
             timeout_keep_alive=75,
@@ -158,12 +158,14 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
     await asyncio.gather(*late, return_exceptions=True)
 
 
-def serve(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Serving:
+def serve(
+    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, *, protocol: type[HttpToolsProtocol] = AbortableProtocol
+) -> Serving:
     """Prepare to serve an app: ``async with serve(app) as server`` or ``with serve(app) as server``.
 
     Port 0 takes a free one. Any ASGI app will do; its lifespan runs. Leaving the block drops open connections.
     """
-    return Serving(app, host, port)
+    return Serving(app, host, port, protocol=protocol)
 
 
 def run(app: ASGIApp, host: str = "127.0.0.1", port: int = 8001) -> None:

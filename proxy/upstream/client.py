@@ -74,6 +74,7 @@ class Answer:
         self._read: Callable[[], Awaitable[bytes]] | None = getattr(response.stream, "read", None)
         self._iterator: AsyncIterator[bytes] | None = None
         self._peeked = b""
+        self._broke: Truncated | None = None
 
     def header(self, name: bytes) -> bytes:
         """Return a header's value in lower case; empty when absent."""
@@ -85,10 +86,13 @@ class Answer:
         return bool(getattr(self._stream, "whole", False))
 
     async def peek(self, limit: int = 65_536) -> bytes:
-        """Return the body up to about `limit` bytes; `read` returns them again."""
+        """Return the body up to about `limit` bytes; `read` returns them again, and then says that it broke off."""
         pieces: list[bytes] = []
-        while sum(map(len, pieces)) < limit and (piece := await self.read()):
-            pieces.append(piece)
+        try:
+            while sum(map(len, pieces)) < limit and (piece := await self.read()):
+                pieces.append(piece)
+        except Truncated as error:
+            self._broke = error
         self._peeked = b"".join(pieces)
         return self._peeked
 
@@ -97,6 +101,8 @@ class Answer:
         if self._peeked:
             piece, self._peeked = self._peeked, b""
             return piece
+        if self._broke is not None:
+            raise self._broke
         try:
             if self._read is not None:
                 return await self._read()

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from proxy.core import body as json_body
-from proxy.errors import Odd, StrataError
+from proxy.errors import BAD_VALUE, Odd, StrataError
 
 _VERSION = re.compile(rb"^v\d+[a-z0-9]*$")
 _ROOTS = frozenset(
@@ -33,6 +33,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _DEPLOYMENT = re.compile(rb"(?:^|/)deployments/([^/?]+)")
 _DISGUISED = re.compile(rb"^(?:\.|%2e){1,2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
 """Dot segments, spelled out or escaped."""
+_UPWARDS = re.compile(rb"^(?:\.|%2e){2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
 
 
 def normal(raw_path: bytes) -> bytes:
@@ -63,35 +64,74 @@ def is_stateless(method: str, path: bytes) -> bool:
     return segments[0] in _STATELESS and method in {"POST", "OPTIONS"}
 
 
-_MULTIPART = re.compile(
-    rb'content-disposition:[^\r\n]{0,200}\bname="?model"?[^\r\n]{0,200}(?:\r\n[^\r\n]{1,200}){0,8}\r\n\r\n([^\r\n]{0,300})',
-    re.IGNORECASE,
+_BOUNDARY = re.compile(r"boundary=(?:\"([^\"]{1,200})\"|([^;\s\"]{1,200}))", re.IGNORECASE)
+_NAMES_MODEL = re.compile(
+    rb"""(?<!file)name\*?\s*=\s*(?:[\w-]*'[\w-]*')?"?models?(?:\[\])?"?\s*(?:[;\r\n]|$)""", re.IGNORECASE
 )
+_LONGEST_HEAD, _LONGEST_VALUE = 4_096, 300
 _NEEDS_MODEL = frozenset(
-    {b"chat", b"completions", b"embeddings", b"responses", b"messages", b"images", b"audio", b"videos", b"rerank"}
+    {
+        b"chat",
+        b"completions",
+        b"embeddings",
+        b"responses",
+        b"messages",
+        b"images",
+        b"audio",
+        b"videos",
+        b"rerank",
+        b"realtime",
+    }
 )
 """Resources for which an upstream would choose a model where none is named."""
 
 
-def models_asked(raw_path: bytes, body: bytes, *, multipart: bool = False) -> tuple[str, ...]:
+def models_asked(raw_path: bytes, body: bytes, *, content_type: str = "") -> tuple[str, ...]:
     """Return every name by which an upstream may take a request's model: of Azure's path, of the body's members.
 
-    A repeated member may be taken either way. `("",)` where none is named and the upstream would choose one.
+    A repeated member may be taken either way, some servers read its name in any case, and some take a list of `models`
+    to fall back on. `("",)` where none is named and the upstream would choose one.
     """
-    deployment = _DEPLOYMENT.search(raw_path)
-    named = [unquote(deployment.group(1).decode("latin-1"))] if deployment else []
-    for member in _members(body):
-        if member.key == "model":
-            value = body[member.value : member.end]
-            try:
-                read = msgspec.json.decode(value)
-            except msgspec.DecodeError:
-                read = value.decode("utf-8", "replace")
-            named.append(read if isinstance(read, str) else "")
-    if multipart:
-        named += [found.decode("utf-8", "replace").strip() for found in _MULTIPART.findall(body)]
+    named = [unquote(found.decode("latin-1")) for found in _DEPLOYMENT.findall(raw_path)]
+    if body.lstrip().startswith(b"{"):
+        named += _of_members(body, nested=True)
+    if content_type.lower().startswith("multipart/"):
+        named += _of_parts(body, content_type)
     segments = {part for part in normal(raw_path).split(b"/") if part}
     return tuple(named) or (("",) if segments & _NEEDS_MODEL else ())
+
+
+def _of_members(body: bytes, *, nested: bool) -> list[str]:
+    """Read `model` and `models` of an object, and of its `session`: so the realtime routes name theirs."""
+    named: list[str] = []
+    for member in _members(body):
+        key, value = member.key.casefold(), body[member.value : member.end]
+        if key == "session" and nested:
+            named += _of_members(value, nested=False)
+        if key not in {"model", "models"}:
+            continue
+        try:
+            read = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            read = value.decode("utf-8", "replace")
+        each = read if isinstance(read, list) and key == "models" else [read]
+        named += [name if isinstance(name, str) else "" for name in each]
+    return named
+
+
+def _of_parts(body: bytes, content_type: str) -> list[str]:
+    """Read the parts that are named `model`; what cannot be taken apart is taken for one that names none."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        return [""]
+    named = []
+    for part in body.split(b"--" + (found[1] or found[2]).encode("latin-1"))[1:]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        if len(head) > _LONGEST_HEAD:
+            named.append("")
+        elif _NAMES_MODEL.search(head):
+            named.append(value[:_LONGEST_VALUE].decode("utf-8", "replace").strip())
+    return named
 
 
 def _members(body: bytes) -> Iterable[json_body.Member]:
@@ -110,6 +150,9 @@ def base_of(url: str) -> tuple[str, str, int | None, str]:
     return parts.scheme, (parts.hostname or "").rstrip("."), port, path
 
 
+_SHORT = 1_024
+
+
 class Target:
     """Where one upstream is."""
 
@@ -120,10 +163,18 @@ class Target:
         self._versioned = any(_VERSION.match(part) for part in segments)
         self._plain = bool(segments) and segments[-1] == b"v1"
         self._root = segments[:-1] if self._plain else segments
-        self.url = functools.lru_cache(maxsize=1024)(self._url)
+        self._remembered = functools.lru_cache(maxsize=1024)(self._url)
+
+    def url(self, raw_path: bytes, query: bytes) -> httpx.URL:
+        """Return the upstream's URL for a downstream path (escapes kept) and query; most are the same few.
+
+        Raises StrataError for a path that leads out of the upstream's base.
+        """
+        if any(_UPWARDS.search(part) for part in raw_path.split(b"/")):
+            raise StrataError(BAD_VALUE, f"path: {raw_path[:200]!r} has segments that lead upwards", param="path")
+        return self._remembered(raw_path, query) if len(raw_path) + len(query) <= _SHORT else self._url(raw_path, query)
 
     def _url(self, raw_path: bytes, query: bytes) -> httpx.URL:
-        """Return the upstream's URL for a downstream path (escapes kept) and query."""
         path = raw_path.lstrip(b"/")
         first, slash, rest = path.partition(b"/")
         segments = list(self._root)

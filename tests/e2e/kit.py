@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override
 
 from proxy import app, environment
+from proxy.head import Protocol
 from proxy.simulator.app import Options, Simulator, create
 from proxy.simulator.record import Entry
 from proxy.simulator.server import Serving, serve
@@ -130,7 +131,7 @@ async def strata(upstream: str, **options: str) -> AsyncIterator[Proxy]:
     given = {"STRATA_UPSTREAM_URL": upstream, **{f"STRATA_{name}": text for name, text in options.items()}}
     application = app.create(environment.load(given))
     async with (
-        serve(application) as serving,
+        serve(application, protocol=Protocol) as serving,
         httpx.AsyncClient(base_url=serving.origin, trust_env=False, timeout=HANG) as http,
     ):
         yield Proxy(serving, http)

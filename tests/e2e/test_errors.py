@@ -65,6 +65,40 @@ async def test_upstreams_error_is_relayed_once(rig: Rig, status: int, stream: bo
     assert await rig.proxy.settled(1) == {"upstream_error": 1}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_is_no_stream_whatever_it_says(stream: bool) -> None:
+    """Some say `text/event-stream` and send JSON: it arrives as it came."""
+    body = (
+        b'{"error":{"message":"too long","type":"invalid_request_error","param":null,"code":"context_length_exceeded"}}'
+    )
+    answers = always(body, status="400 Bad Request", kind="text/event-stream")
+    async with scripted(answers) as upstream, strata(upstream.url) as proxy:
+        answer = await proxy.post(chat_body(stream=stream))
+        assert (answer.status_code, answer.content) == (400, body)
+        assert await proxy.settled(1) == {"upstream_error": 1}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_refusal_that_breaks_off(leaves: bool) -> None:
+    """Of a request to which something was added: as far as it came it arrives, and no connection is left behind."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
+        await (wire.gone() if leaves else asyncio.sleep(0.05))
+        wire.close()
+
+    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
+        async with dial(proxy.port) as wire:
+            await wire.send(plain_request(orjson.dumps(chat_body(stream=True))))
+            if leaves:
+                await until(lambda: len(upstream.got) == 1)
+                wire.close()
+            else:
+                assert (await wire.head())[0].startswith("HTTP/1.1 400")
+        assert await proxy.settled(1) == {"client_closed" if leaves else "upstream_interrupted": 1}
+
+
 async def test_broken_key() -> None:
     """The upstream's 401 reaches the SDK as AuthenticationError with the upstream's words and headers."""
     async with rigged(Options(keys=frozenset({"right-key"}))) as rig:

@@ -14,7 +14,22 @@ from openai import AsyncOpenAI
 
 from proxy.simulator.app import Options, create
 from proxy.simulator.server import serve
-from tests.e2e.kit import HANG, MODEL, Proxy, Rig, Wire, chat_body, events, rigged, scripted, strata
+from tests.e2e.kit import (
+    COMPLETION,
+    HANG,
+    MODEL,
+    Proxy,
+    Rig,
+    Wire,
+    chat_body,
+    dial,
+    events,
+    plain_request,
+    rigged,
+    scripted,
+    strata,
+    until,
+)  # fmt: skip
 
 KEY = {"TENANTS__ACME__KEYS": "key-one", "UPSTREAM_KEY": "sk-up", "OUTPUT_RESERVE_TOKENS": "200"}
 PRICES = '{"gpt-5.1": {"input": 1.25, "cached_read": 0.125, "output": 10}}'
@@ -309,6 +324,40 @@ async def test_a_body_that_is_not_understood_is_held_to_quotas_too(rig: Rig) -> 
         odd = b'{"model": "gpt-5.1", "model": "gpt-5.1", "messages": [{"role": "user", "content": "hi"}]}'
         assert (await own.proxy.post(odd)).status_code == 200
         assert (await own.proxy.post(odd)).status_code == 429
+
+
+async def test_other_routes_count_for_who_leaves_early() -> None:
+    """The upstream has been made to work; what never reached it counts nothing."""
+
+    async def late(wire: Wire) -> None:
+        if b"first" in (await wire.request()).body:
+            await wire.gone()
+        else:
+            await wire.answer(COMPLETION)
+
+    def body(words: str) -> bytes:
+        return orjson.dumps({"model": MODEL, "input": words * 6_000, "max_output_tokens": 100})
+
+    async with scripted(late) as upstream, strata(upstream.url, **acme(TOKENS_PER_DAY="100000")) as proxy:
+        async with dial(proxy.port) as wire:
+            await wire.send(plain_request(body("first "), path="/v1/responses"))
+            await until(lambda: len(upstream.got) == 1)
+
+        async def counted() -> bool:
+            await proxy.post({"model": MODEL, "input": "x", "max_output_tokens": 1}, path="/v1/responses")
+            return await used(proxy, "tokens_per_day", 100_000) >= len(body("first ")) // 3
+
+        async with asyncio.timeout(HANG):
+            await until(counted)
+
+
+async def test_a_picture_is_no_text_on_other_routes_either() -> None:
+    """Base64 is not read by the letter."""
+    picture = f"data:image/png;base64,{'iVBORw0KGgo' * 90_000}"
+    body = {"model": MODEL, "input": [{"role": "user", "content": [{"type": "input_image", "image_url": picture}]}]}
+    async with rigged(None, **acme(TOKENS_PER_MINUTE="20000")) as rig:
+        answer = await rig.proxy.post(body, path="/v1/responses")
+        assert answer.status_code == 200, answer.text
 
 
 async def test_a_client_that_leaves_gives_its_reservation_back() -> None:

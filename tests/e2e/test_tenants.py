@@ -429,6 +429,11 @@ RESTRICTED = {
         ("/openai/deployments/gpt-5.1/chat/completions", chat_body(model="gpt-4.1"), 404),
         ("/v1/chat/completions", b'{"model":"gpt-4.1","messages":[],"model":"gpt-5.1"}', 404),
         ("/v1/chat/completions", b'{"model":"gpt-4.1","messages":[],"model":"gpt\\u002d5.1"}', 404),
+        ("/v1/chat/completions", b'{"model":"gpt-4.1","messages":[],"MODEL":"gpt-5.1"}', 404),
+        ("/v1/chat/completions", chat_body(model="gpt-4.1", models=["gpt-4o", "gpt-5.1"]), 404),
+        ("/v1/chat/completions", chat_body(model="gpt-4.1", models=["gpt-4o"]), 200),
+        ("/v1/realtime/client_secrets", {"session": {"model": "gpt-5.1"}}, 404),
+        ("/v1/realtime/client_secrets", {"expires_after": {}}, 404),
         ("/v1/embeddings", {"model": "text-embedding-3-small", "input": "a"}, 200),
         ("/v1/embeddings", {"model": "text-embedding-3-large", "input": "a"}, 404),
         ("/v1/responses", {"model": "gpt-5.1", "input": "a"}, 404),
@@ -447,6 +452,46 @@ async def test_a_tenant_may_ask_for_its_models_only(path: str, body: object, sta
             assert not rig.entries
         else:
             assert rig.last.body == (body if isinstance(body, bytes) else orjson.dumps(body))
+
+
+def _form(*parts: tuple[str, bytes]) -> bytes:
+    held = [f"--b\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + value for head, value in parts]
+    return b"\r\n".join([*held, b"--b--\r\n"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (_form(('name="model"', b"gpt-4o-transcribe"), ('name="file"; filename="model"', b"RIFF")), 200),
+        (_form(('name="model"', b"whisper-1"), ('name="file"; filename="a.wav"', b"RIFF")), 404),
+        (_form(("name=model", b"whisper-1")), 404),
+        (_form(("name*=utf-8''model", b"whisper-1")), 404),
+        (_form(('name="model"', b"gpt-4o"), (f'x="{"y" * 400}"; name="model"', b"whisper-1")), 404),
+        (_form(('name="model"', b"gpt-4o"), (f'x="{"y" * 9_000}"; name="model"', b"whisper-1")), 404),
+        (_form(('name="file"', b"RIFF")), 404),
+        (b'content-disposition:name="model"' * 100_000, 404),
+    ],
+)
+async def test_a_form_names_its_model(body: bytes, status: int) -> None:
+    """In whatever way a part is named, and without holding up others."""
+    async with rigged(**RESTRICTED) as rig:
+        headers = {**bearer("acme-1"), "content-type": "multipart/form-data; boundary=b"}
+        async with asyncio.timeout(5):
+            answer = await rig.proxy.http.post("/v1/audio/transcriptions", content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/openai/deployments/gpt-4o/../gpt-5.1/chat/completions", "/v1/files/../../admin", "/v1/%2e%2e/%2E%2e/admin"],
+)
+async def test_no_path_leads_out_of_the_upstreams_base(path: str) -> None:
+    """Whoever decodes it would take it for another one."""
+    async with rigged(**RESTRICTED) as rig, dial(rig.proxy.port) as wire:
+        await wire.send(plain_request(orjson.dumps(chat_body(model="gpt-4o")), path=path, key="acme-1"))
+        status, _, told = await wire.response()
+        assert (status, orjson.loads(told)["error"]["code"]) in {(400, "invalid_value"), (404, "model_not_found")}
+        assert not rig.entries
 
 
 async def test_models_may_be_listed_by_whoever_may_use_some(tenants: Rig) -> None:

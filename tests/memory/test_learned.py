@@ -138,6 +138,20 @@ async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str,
     await one.close()
 
 
+async def test_what_another_version_wrote_is_left_out(redis_url: str, raw: Any, connect: Connect) -> None:
+    """A rolling upgrade is no outage: what can be read counts."""
+    one, two = connect(redis_url), connect(redis_url)
+    place = b"a" * 16
+    await one.learn("t", place, STOOD, Lesson(1.0, TEMPLATE))
+    [key] = [key for key in raw.keys("*") if b":at:" in key]
+    for junk in (b"", b"junk", msgspec.msgpack.encode({"form": 1}), msgspec.msgpack.encode([1, 2])):
+        raw.hset(key, junk, "")
+    found = await two.learned("t", (place,), b"here", sure=True)
+    assert found.standing[place] == (STOOD,)
+    for store in (one, two):
+        await store.close()
+
+
 def test_a_log_weighs_what_it_holds() -> None:
     """A long one takes the room of many lineages."""
     book, long = Book(max_bytes=400_000), tuple(Recipe(b"place", ((b"item", Words("", 1, "")),)) for _ in range(64))

@@ -1,5 +1,6 @@
 """What this process has found out about bytes it has seen: once each, and bounded."""
 
+import contextlib
 import tracemalloc
 
 import orjson
@@ -12,6 +13,8 @@ from proxy.core.message import analyse
 from proxy.core.models import describe
 from proxy.errors import Odd
 from proxy.memo import Analyst, Memo, TokenScale, count
+from proxy.memory.store import Keys
+from proxy.prices import Prices
 
 RAW = orjson.dumps({"role": "user", "content": "<file path='a'>x</file> Why?"})
 
@@ -70,6 +73,38 @@ def test_lines_weigh_what_they_keep() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 1_000_000
+
+
+def test_a_message_weighs_its_role_and_calls() -> None:
+    """Whatever a client writes there is held too."""
+    analyst = Analyst(Tags.of(), max_bytes=4_000_000)
+    tracemalloc.start()
+    for number in range(60):
+        raw = orjson.dumps({"role": f"{number}" + "r" * 500_000, "content": "x"})
+        with contextlib.suppress(Odd):
+            analyst.analyse(raw)
+        call = {"id": f"{number}" + "c" * 500_000, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        raw = orjson.dumps({"role": "assistant", "content": None, "tool_calls": [call]})
+        analyst.analyse(raw)
+    del raw, call
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8_000_000
+
+
+def test_a_name_that_is_no_models_is_not_remembered() -> None:
+    """Nor is its price looked for, nor a user's name of megabytes kept."""
+    keys, prices = Keys(b"s"), Prices({})
+    tracemalloc.start()
+    for number in range(40):
+        name = f"gpt-4o-{number}" + "x" * 500_000
+        assert describe(name).name == "other"
+        assert prices.of(name, "https://api.openai.com/v1", 1e9) is None
+        keys.conversation("p", "c", name)
+    del name
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2_000_000
 
 
 def test_an_odd_message_stays_odd() -> None:

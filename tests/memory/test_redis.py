@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
 from redis.crc import key_slot
 
 from proxy.core.lineage import Epoch
@@ -334,7 +335,7 @@ async def test_a_redis_that_was_never_there(server: Any, connect: Connect, entry
     server.kill()
     store = connect(server.url)
     assert await store.secret() is None
-    assert store.degraded is True
+    await until(lambda: store.degraded)
     server.start()
     await until(lambda: not store.degraded)
     assert await store.secret() is not None
@@ -346,10 +347,64 @@ async def test_who_was_not_told_the_shared_secret_looks_for_it(server: Any, conn
     server.freeze()
     store = connect(server.url)
     assert await store.secret() is None
+    await until(lambda: store.degraded)
     server.thaw()
     await until(lambda: not store.degraded)
     assert told.states == [True, False]
     assert await store.secret() is not None
+    await store.close()
+
+
+async def test_a_redis_that_lost_the_secret_gets_it_back(redis_url: str, raw: Any, connect: Connect) -> None:
+    """What is stored wins over what a replica knows; where nothing is, what it knows is stored."""
+    one, two = connect(redis_url), connect(redis_url)
+    shared = await one.secret()
+    assert shared is not None
+    raw.flushall()
+    assert await one.secret(shared) == shared
+    assert await two.secret() == shared
+    assert await two.secret(b"another") == shared
+    for store in (one, two):
+        await store.close()
+
+
+async def test_a_redis_that_takes_no_writes_is_no_outage(server: Any, connect: Connect, told: Any) -> None:
+    """It answers: nothing flaps, and a process goes on with a secret of its own."""
+    store = connect(server.url)
+    with redis.Redis(port=server.port) as client:
+        client.config_set("maxmemory", 1)
+    for _ in range(4):
+        assert await store.secret() is None
+        await asyncio.sleep(0.1)
+    assert (store.degraded, told.states) == (False, [])
+    await store.close()
+
+
+async def test_a_burst_is_no_outage(redis_url: str, connect: Connect, told: Any) -> None:
+    """More requests at once than there are connections: some go without memory, and Redis is not left alone."""
+    store = connect(redis_url)
+    for _ in range(3):
+        await asyncio.gather(*(store.recall(f"{number}") for number in range(400)))
+    await asyncio.sleep(0.7)
+    assert told.states == []
+    await store.close()
+
+
+async def test_a_deletion_counts_as_long_as_a_copy_may_live(redis_url: str, raw: Any, connect: Connect) -> None:
+    """Of a tenant that keeps conversations for longer than others."""
+    store = connect(redis_url)
+    await store.forget("c", ttl_seconds=5_000)
+    [key] = raw.keys("*gone")
+    assert raw.ttl(key) > 4_900
+    await store.forget("c", ttl_seconds=1)
+    assert raw.ttl(key) > 50
+    await store.close()
+
+
+async def test_a_socket_in_the_file_system_is_an_address(connect: Connect) -> None:
+    """Nobody need listen there yet."""
+    store = connect("unix:///nowhere/redis.sock")
+    assert (await store.recall("c")).degraded is True
     await store.close()
 
 
