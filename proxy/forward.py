@@ -48,6 +48,8 @@ class Forwarder:
         watching = asyncio.ensure_future(_watch(call, client))
         try:
             answer, asked = await self._send(call, client, raw)
+            if call.tenant.hides_credentials:
+                answer.headers = headers.unsigned(answer.headers)
             try:
                 await self._relay(call, client, answer, asked=asked)
             finally:

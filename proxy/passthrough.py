@@ -69,6 +69,8 @@ class Passthrough:
             heard = _Heard() if held else None
             try:
                 answer = await self._send(client, tenant, body, exchange, heard)
+                if tenant.hides_credentials:
+                    answer.headers = headers.unsigned(answer.headers)
                 try:
                     await _relay(answer, client, held, heard)
                 finally:

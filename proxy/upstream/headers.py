@@ -46,6 +46,14 @@ def downstream(headers: Iterable[tuple[bytes, bytes]], *, drop: frozenset[bytes]
     return [(name, value) for name, value in raw if name not in gone]
 
 
+_ACCOUNT = frozenset({b"set-cookie", *_ORGANISATION})
+
+
+def unsigned(headers: Raw) -> Raw:
+    """Return an answer's headers without those that tell whose account it was: that is the operator's own."""
+    return [(name, value) for name, value in headers if name.lower() not in _ACCOUNT]
+
+
 def _named(headers: Raw) -> frozenset[bytes]:
     """Return the headers that `connection` names as the hop's own."""
     return frozenset(

@@ -41,6 +41,8 @@ class _Protocol(asyncio.Protocol):
         self.idle_since = 0.0
         self.used = False
         self._silence: asyncio.TimerHandle | None = None
+        self._wait: asyncio.TimerHandle | None = None
+        self.moved_at = 0.0
         self._silence_seconds = 0.0
         self._heard_at = 0.0
         self._writable: asyncio.Future[None] | None = None
@@ -218,6 +220,23 @@ class _Protocol(asyncio.Protocol):
             self.transport.resume_reading()
         return data
 
+    def limit_wait(self, seconds: float | None) -> None:
+        """Give up when no head comes for so long; an upload that goes on is no silence."""
+        if seconds is not None:
+            self._wait = self.loop.call_at(self.moved_at + seconds, self._expect, seconds)
+
+    def end_wait(self) -> None:
+        """The head is here."""
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
+    def _expect(self, seconds: float) -> None:
+        if self.loop.time() < self.moved_at + seconds:
+            self.limit_wait(seconds)
+        else:
+            self.interrupt(httpx.ReadTimeout("the upstream did not answer in time"))
+
     def limit_silence(self, seconds: float) -> None:
         """From now on give up when a reader waits that long and nothing comes. One timer, at any rate of events."""
         self._silence_seconds = seconds
@@ -329,20 +348,16 @@ class Transport(httpx.AsyncBaseTransport):
             connection = await _interruptible(self._connect(key, timeouts.get("connect")), watch)
         connection.expects_body = request.method != "HEAD"
         watch(connection.interrupt)
-        limit = timeouts.get("read")
-        timer = limit and connection.loop.call_later(
-            limit, connection.interrupt, httpx.ReadTimeout("the upstream did not answer in time")
-        )
         try:
             _begin(connection, request)
+            connection.limit_wait(timeouts.get("read"))
             await connection.wait_head()
         except BaseException:
             connection.end_upload()
             connection.close()
             raise
         finally:
-            if timer:
-                timer.cancel()
+            connection.end_wait()
 
         def release(done: _Protocol) -> None:
             self._release(key, done)
@@ -453,7 +468,7 @@ def _begin(connection: _Protocol, request: httpx.Request) -> None:
     lines += [name + b": " + value + b"\r\n" for name, value in request.headers.raw]
     head = b"".join([*lines, b"\r\n"])
     stream = request.stream
-    connection.sent_at = connection.loop.time()
+    connection.sent_at = connection.moved_at = connection.loop.time()
     if isinstance(stream, httpx.ByteStream):
         body = b"".join(stream)
         if len(body) < _HIGH_WATER:
@@ -478,5 +493,6 @@ async def _upload(connection: _Protocol, stream: httpx.AsyncByteStream, *, chunk
         if piece:
             connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await connection.drain()
+            connection.moved_at = connection.loop.time()
     if chunked and not connection.refuses:
         connection.send(b"0\r\n\r\n")

@@ -237,6 +237,31 @@ async def test_uploads_are_streamed(framing: str) -> None:
     assert b"".join(read) == b"".join(pieces)
 
 
+async def test_an_upload_that_goes_on_is_no_silence() -> None:
+    """However long it takes; one that stands still for longer than an answer may take is given up."""
+
+    async def reads(wire: Wire) -> None:
+        _, headers = await wire.head()
+        await wire.body(headers)
+        await wire.answer(b"{}")
+
+    head = b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 40\r\n\r\n"
+    async with (
+        asyncio.timeout(HANG),
+        scripted(reads) as upstream,
+        strata(upstream.url, FIRST_BYTE_TIMEOUT_SECONDS="0.5") as proxy,
+    ):
+        for pause, status in ((0.3, 200), (1.5, 504)):
+            async with dial(proxy.port) as wire:
+                await wire.send(head)
+                for _ in range(3):
+                    await wire.send(b"x" * 10)
+                    await asyncio.sleep(pause)
+                if status == 200:
+                    await wire.send(b"x" * 10)
+                assert (await wire.response())[0] == status
+
+
 async def test_large_upload_is_not_held() -> None:
     """An upload that the upstream does not read stops the client instead of filling the proxy."""
     sent = 0

@@ -366,6 +366,18 @@ def _squeeze(kind: str, pieces: Iterable[bytes]) -> list[bytes]:
     return [*sent, maker.flush()]
 
 
+async def test_a_gzip_stream_in_several_members() -> None:
+    """As some servers flush: all of it arrives."""
+    whole = b"".join([*[chunk(word) for word in ("one ", "two ", "three")], chunk(finish="stop"), DONE])
+    members = [gzip.compress(whole[at : at + 100]) for at in range(0, len(whole), 100)]
+    async with (
+        scripted(streaming([b"".join(members[:2]), *members[2:]], "content-encoding: gzip")) as upstream,
+        strata(upstream.url) as proxy,
+    ):
+        answer = await proxy.post(STREAM)
+        assert answer.content == whole
+
+
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
 async def test_compressed_stream(kind: str) -> None:
     """An upstream that compresses its events all the same is read, and the client gets plain events one by one."""

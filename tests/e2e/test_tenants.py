@@ -412,6 +412,19 @@ async def test_two_authorization_headers(recorded: tuple[Scripted, Proxy]) -> No
             assert upstream.got[-1].all("authorization") == ["Bearer sk-held"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("held", [False, True])
+async def test_whose_account_it_was_is_not_told(path: str, held: bool) -> None:
+    """Where the proxy holds the key: the client's own account is no secret to it."""
+    told = {"openai-organization": "acme-inc", "openai-project": "p", "set-cookie": "__cf_bm=1", "openai-version": "2"}
+    answers = always(COMPLETION, headers=[f"{name}: {value}" for name, value in told.items()])
+    more = {"UPSTREAM_KEY": "sk-held"} if held else {}
+    async with scripted(answers) as upstream, strata(upstream.url, **more) as proxy:
+        answer = await proxy.post(chat_body(), path=path)
+        assert answer.headers["openai-version"] == "2"
+        assert [name in answer.headers for name in list(told)[:3]] == [not held] * 3
+
+
 RESTRICTED = {
     "TENANTS__ACME__KEYS": "acme-1",
     "TENANTS__ACME__MODELS": "gpt-4*, Text-Embedding-3-small",
