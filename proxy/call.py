@@ -48,6 +48,7 @@ class Call:
     name: Name | None = None
     conversation: str | None = None
     entry: Entry | None = None
+    partition: str = ""
     place: Place | None = None
     recalled: Recalled = NOTHING
     orders: tuple[Order, ...] = ()

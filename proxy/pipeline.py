@@ -199,7 +199,7 @@ class Pipeline:
         if call.name is None:
             return request, NOTHING, await self._known(call, request)
         keys = self._keys()
-        call.conversation = keys.conversation(keys.partition(call.tenant.owner), call.name.id, call.name.user)
+        call.conversation = keys.conversation(self._partition(call), call.name.id, call.name.user)
         if call.tenant.policy.windowed:
             answer = await self._store.recall(call.conversation, ttl_seconds=call.tenant.ttl_seconds)
             request = await self._complete(call, request, answer.recalled)
@@ -398,7 +398,8 @@ class Pipeline:
             self._background.start(writing)
 
     def _partition(self, call: Call) -> str:
-        return self._keys().partition(call.tenant.owner)
+        call.partition = call.partition or self._keys().partition(call.tenant.owner)
+        return call.partition
 
     def _heard(self, call: Call, replies: tuple[bytes, ...]) -> None:
         """Store what the answer said, as soon as it is whole."""
