@@ -86,6 +86,9 @@ def resume(
         if not request.messages[index].freezes:
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
+        if _outputs(request.messages[index]) - _outputs(look(raw)):
+            # A tool's output that came back belongs to its turn: no other can bring it.
+            continue
         slots[index] = _as_frozen(request, index, raw, look)
     cut = _cut(request, epoch) if cut is None else cut
     shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
@@ -102,6 +105,11 @@ def resume(
         l1=l1,
         values=values,
     )
+
+
+def _outputs(message: Message) -> set[str]:
+    """Return the tools' outputs that stand among a message's blocks."""
+    return {text.value[block.start : block.end] for text in message.texts for block in text.blocks if not block.item}
 
 
 def shorten_slots(slots: list[Slot], request: Request, places: Iterable[int], look: Look) -> None:

@@ -128,6 +128,7 @@ class _Job:
     look: Look
     now: float
     order: Order
+    tools: bytes
     current: Current
     replays: bool
 
@@ -170,6 +171,7 @@ def make(
     formed, current = _formed(request, parts, stood, known)
     job = _Job(
         request=request, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
+        tools=tools.spliced(given, places),
         current=current, replays=named and policy.promotion == "deferred",
     )  # fmt: skip
     shelf = NO_SHELF
@@ -184,11 +186,7 @@ def make(
         made = _eager(job, recalled)
     else:
         made = _deferred(job, recalled)
-    spliced = tools.spliced(given, places)
-    draft = dataclasses.replace(made.draft, tools=spliced) if spliced else made.draft
-    return dataclasses.replace(
-        made, draft=draft, order=order, keys=keys, formed=formed, current=current, recurring=shelf
-    )
+    return dataclasses.replace(made, order=order, keys=keys, formed=formed, current=current, recurring=shelf)
 
 
 def _formed(request: Request, parts: Shape, stood: Standing | None, known: Known) -> tuple[Formed | None, Current]:
@@ -300,7 +298,8 @@ def _deferred(job: _Job, recalled: Recalled) -> Plan:
         fitted = _fitted(job, _own(job, lasting=True))
         return _plan(job, fitted, places=request.places, began=_begin(job, found, fitted, "first"))
     told = _told(job, found.begun, history.told(found))
-    draft = history.resume(request, epoch, found, job.look, l1=l1, values=told)
+    resumed = history.resume(request, epoch, found, job.look, l1=l1, values=told)
+    draft = dataclasses.replace(resumed, tools=job.tools)
     state = _state(job, epoch, found, draft, recalled.seen_at)
     reason = epochs.ends(epoch, state, job.policy.profile)
     if reason is None:
@@ -364,12 +363,16 @@ def _surely_fits(job: _Job, draft: Draft) -> bool:
 
 def _fitted(job: _Job, arrange: Arrange, least: Cut = WHOLE) -> Fitted:
     """Arrange, and hold against the limit where the bytes do not prove that all fits."""
-    draft = arrange(WHOLE)
+
+    def whole(cut: Cut) -> Draft:
+        return dataclasses.replace(arrange(cut), tools=job.tools)
+
+    draft = whole(WHOLE)
     if job.limit is None or _surely_fits(job, draft):
         return Fitted(draft=draft)
     return guard.fit(
         job.request,
-        arrange,
+        whole,
         limit=job.limit,
         over_budget=job.policy.over_budget,
         scale=job.scale,

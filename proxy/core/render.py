@@ -20,6 +20,7 @@ from proxy.core.request import OWN, Request
 
 _ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.")
 """One character in more than one: a surrogate pair, a code, a short form."""
+_BLANKS = re.compile(r"\s*")
 
 
 def body(request: Request, draft: Draft, *, ask_usage: bool) -> bytes:
@@ -108,7 +109,7 @@ def bare(raw: bytes, message: Message, gone: Container[tuple[str, str]]) -> byte
         if blocks:
             kept = _without(text.value, blocks)
             labels = ", ".join(block.item.label for block in blocks if block.item)
-            edits.append(Edit(text.start, text.end, orjson.dumps(kept or f"Context attached: {labels}")))
+            edits.append(Edit(text.start, text.end, orjson.dumps(kept or f"[attached: {labels}]")))
     return splice(raw, edits)
 
 
@@ -116,7 +117,10 @@ def _without(text: str, blocks: Sequence[Block]) -> str:
     kept, at = "", 0
     for block in blocks:
         kept += text[at : block.start]
-        at = block.end + len(text[block.end :]) - len(text[block.end :].lstrip())
+        behind = _BLANKS.match(text, block.end)
+        at = behind.end() if behind else block.end
+        # What stood beside the block on its line still ends there.
+        kept += text[block.end : at] if kept.strip() and not kept[-1].isspace() else ""
     rest = text[at:]
     return kept + rest if rest else kept.rstrip()
 

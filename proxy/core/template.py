@@ -170,6 +170,9 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
             if _varies([template.lines[place] for place in range(low, high) if place not in rank]):
                 roles.mark(gap.new, "behind")
             roles.mark([at for at in gap.new if words(lines[at].key) in lessons.words], "volatile")
+    if "volatile" not in roles.each:
+        # A prompt that holds no value is forwarded as it came, whatever others' hold.
+        roles.empty.clear()
     _leave(roles)
     return roles
 

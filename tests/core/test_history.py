@@ -6,7 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core import render
 from proxy.core.history import written
+from proxy.core.library import items
 from proxy.core.request import Request
 
 Messages = list[dict[str, Any]]
@@ -197,7 +199,7 @@ def test_a_turn_of_nothing_but_context_says_what_was_attached(talk: Open) -> Non
     named = talk()
     named.say(chat(user(f"{note('a.md')}\n{note('b.md')}"), **CONTEXT), "ok")
     sent = compacted(named, user(f"{note('a.md')}\n{note('b.md')}"), OK)
-    assert sent[1] == user("Context attached: a.md, b.md")
+    assert sent[1] == user("[attached: a.md, b.md]")
     assert note("a.md") in sent[0]["content"]
 
 
@@ -262,6 +264,35 @@ def test_explicit_context_is_the_same_item_once_it_is_frozen(
     sent = messages(named.say(chat(user("One?"), OK, user("Two?"), **more), "ok", promotion=promotion))
     assert "Context attached:\n- " in sent[-1]["content"]
     assert str(sent).count(WORDS.strip()) == context["content"].count(WORDS)
+
+
+def test_a_tools_output_that_comes_back_stands_again(talk: Open) -> None:
+    """Stripped when an epoch ends, it is not in what is replayed; no newer turn may bring it."""
+    named, output = talk(), f"<localSearch>\n{WORDS}\n</localSearch>"
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    first = f"{output}\n\n{note('a.md')}\nOne?"
+    named.say(chat(user(first), tools=tools[:1]), "ok")
+    named.say(chat(user(first), OK, user(f"{note('a.md')}\nTwo?"), tools=tools[:1]), "ok")
+    stripped = chat(user("One?"), OK, user("Two?"), OK, user("Three?"), tools=tools)
+    assert output not in str(messages(named.say(stripped, "ok")))
+    again = chat(user(first), OK, user("Two?"), OK, user("Three?"), OK, user("Four?"), tools=tools)
+    sent = messages(named.say(again, "ok"))
+    assert output in sent[1]["content"]
+
+
+def test_what_stands_beside_a_block_that_goes_keeps_its_line(read: Callable[[object], Request]) -> None:
+    """A small block directly in front of an item still ends where a line ends; else nothing is left of the item."""
+    small = "<attachment>\ntiny\n</attachment>"
+    for content, left in (
+        (f"{small}{note('a.md')}\n\nWhy?", f"{small}\n\nWhy?"),
+        (f"{small}\n{note('a.md')}\n\nWhy?", f"{small}\nWhy?"),
+        (f"{note('a.md')}\n\nWhy?", "Why?"),
+        (f"See\n{note('a.md')}", "See"),
+    ):
+        request = read(chat(user(content)))
+        gone = {item.key for item in items(request.messages[1]) if item.named}
+        bare = render.bare(request.raw(1), request.messages[1], gone)
+        assert orjson.loads(bare)["content"] == left
 
 
 def test_what_is_written_is_what_was_forwarded(talk: Open, read: Callable[[object], Request]) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core import measure
+from proxy.core import measure, plan, tools
+from proxy.core.known import Known, Standing
+from proxy.core.lineage import NOTHING
+from proxy.core.models import describe
 from proxy.core.plan import ACTIONS, Plan
 from proxy.core.request import Request
 from proxy.memo import TokenScale
 from proxy.simulator.validity import check_chat
+from tests.core.conftest import ANALYST, read_body
 
 Make = Callable[..., tuple[Request, Plan]]
 Forward = Callable[..., bytes]
@@ -84,6 +88,25 @@ def test_no_request_makes_planning_slow(
     with guard(10):
         make(chat(messages), budget=budget)
         measure.layers(found, made.draft, scale)
+
+
+def test_tools_are_weighed_as_they_are_spelled(scale: TokenScale) -> None:
+    """In the order of keys that the lineage's first request had: another order may weigh more."""
+    fields = {f"field_{at}": {"description": f"words {at}", "type": "string"} for at in range(12)}
+    first = orjson.dumps([{"type": "function", "function": {"name": "f", "parameters": fields}}])
+    turned = {name: dict(reversed(each.items())) for name, each in reversed(fields.items())}
+    later = [{"function": {"parameters": turned, "name": "f"}, "type": "function"}]
+    keys = ANALYST.tools(first).keys
+    known = Known(b"", standing=(Standing(keys=tools.digest(keys)),), keys={tools.digest(keys): keys})
+    found = read_body({"model": "gpt-4o", "messages": history(3), "tools": later})
+    policy = plan.Policy(mode="layered", budget_tokens=4_096 + 2_600, reserve_tokens=4_096, over_budget="forward")
+    made = plan.make(
+        found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale, look=ANALYST.analyse,
+        now=0.0, given=ANALYST.tools(found.member("tools")), known=known,
+    )  # fmt: skip
+    assert made.draft.tools
+    assert made.total == measure.layers(found, made.draft, scale).total
+    assert scale.schema(made.draft.tools) != scale.schema(found.member("tools"))
 
 
 def test_a_request_that_fits_is_not_weighed(make: Make) -> None:

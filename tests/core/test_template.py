@@ -106,6 +106,7 @@ def test_a_new_lineage_takes_what_others_learned() -> None:
     tenant.lineage([clock(1), "<m>", "a", "</m>", *POLICY], [clock(2), "<m>", "b", "</m>", *POLICY])
     assert parts(tenant.take(clock(9), "<m>", "c", "d", "</m>", *POLICY)) == "vkvvk" + ALL
     assert parts(tenant.take(clock(9), "<m>", "</m>", *POLICY)) == "vk-k" + ALL
+    assert parts(tenant.take(*POLICY)) == ALL
 
 
 def test_a_name_stands_behind_what_all_share() -> None:
