@@ -77,7 +77,7 @@ def _made(
 def _pieced(
     pieces: Sequence[Piece], held: Mapping[bytes, Here | Item], value: str, words: Sequence[tuple[int, int]]
 ) -> tuple[str, tuple[Block, ...]]:
-    """Put a text together again; of an item that is not there, the space behind it goes as well."""
+    """Put a text together again; with an item that is not there goes the space behind it, but for a line's end."""
     made, blocks = list[str](), list[Block]()
     length, at, gone = 0, 0, False
     for piece in pieces:
@@ -92,7 +92,8 @@ def _pieced(
             continue
         said = value[words[at][0] : words[at + piece.many - 1][1]] if piece.many else ""
         at += piece.many
-        between = ("" if gone else piece.before) + said + piece.behind
+        beside = made and made[-1] and not made[-1][-1].isspace()
+        between = (piece.before if beside or not gone else "") + said + piece.behind
         gone = gone and not piece.many
         made.append(between)
         length += len(between)

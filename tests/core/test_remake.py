@@ -98,6 +98,18 @@ def test_an_item_that_is_nowhere_is_left_out(made: tuple[str, str, list[str]], g
     assert note(gone) not in text
     for name in held:
         assert text.count(note(name)) == names.count(name)
+        assert all(not rest or rest[0].isspace() or rest[0] == "<" for rest in text.split(note(name))[1:])
     for name in NAMES:
         text, whole = text.replace(note(name), " "), whole.replace(note(name), " ")
     assert text.split() == whole.split()
+
+
+def test_what_stands_in_front_of_an_item_that_is_nowhere_keeps_its_line() -> None:
+    """A block directly in front of it still ends where a line ends."""
+    first, second = NAMES[:2]
+    newest = {"role": "user", "content": f"{note(first)}\n\nAnd now?"}
+    found = again(
+        spelled([{"role": "user", "content": f"{note(first)}{note(second)}\n\nWhy?"}], ascii_only=False),
+        spelled([{"role": "user", "content": "Why?"}, ANSWER, newest], ascii_only=False),
+    )
+    assert found == [f"{note(first)}\n\nWhy?"]
