@@ -162,10 +162,8 @@ def measure_engine(workload: Workload, url: str, strategy: Strategy) -> Line:
     engine = Engine(url, secrets.token_hex(4))
     line = Line(workload=workload.title, provider="engine", strategy=strategy.name, breaks=workload.breaks)
     waits: list[float] = []
-    ledger, profile = (
-        Ledger(max_bytes=MEMORY_BYTES),
-        Profile(minimum_tokens=1, block_tokens=1, lifetime_seconds=86_400.0),
-    )
+    ledger = Ledger(max_bytes=MEMORY_BYTES)
+    profile = Profile(minimum_tokens=1, block_tokens=1, lifetime_seconds=86_400.0)
     for exchange in workload.exchanges:
         prompt, cached, wait = engine.read(strategy.forward(exchange))
         if own := sum(step.tokens for step in strategy.steps):

@@ -11,9 +11,9 @@ A chat request's life (`pipeline.Pipeline.handle`), and the value each step make
     record    → observe.record.Record         one, always, last; metrics, log line, receipt and memory are projections
 
 The ideas have a page each in core: `chain`, by what a conversation knows itself again; `lineage`, what was forwarded
-for it; `epoch`, when history is compacted; `template` and `form`, what of L1 changes; `library`, L2; `recurring` and
-`recipe`, what an anonymous client sends again; `window`, what a windowed one left out; `cut` and `guard`, what a limit
-takes; `prefix`, what the prompt cache should hold; `divergence` and `cause`, why it did not.
+for it; `known`, who goes on; `epoch`, when history is compacted; `template` and `form`, what of L1 changes; `library`,
+L2; `recurring` and `recipe`, what an anonymous client sends again; `window`, what a windowed one left out; `cut` and
+`guard`, what a limit takes; `prefix`, what the prompt cache should hold; `divergence` and `cause`, why it did not.
 
 Everything that is no chat goes through `passthrough`; the proxy's own routes are in `admin`.
 

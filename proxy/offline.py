@@ -17,7 +17,7 @@ from proxy.core.chain import Place
 from proxy.core.known import Lesson, known
 from proxy.core.lineage import NOTHING
 from proxy.core.lines import Line
-from proxy.core.models import describe
+from proxy.core.models import NO_WINDOWS, describe
 from proxy.core.plan import Plan, Policy
 from proxy.core.prefix import Step
 from proxy.core.reply import of_answer
@@ -58,7 +58,7 @@ class Offline:
         *,
         max_bytes: int,
         tags: items.Tags = items.BUILTIN,
-        windows: Mapping[str, int] = {},
+        windows: Mapping[str, int] = NO_WINDOWS,
         current_values: bool = True,
     ) -> None:
         self._policy = policy

@@ -23,7 +23,7 @@ from proxy.core.cause import attribute
 from proxy.core.epoch import Profile
 from proxy.core.items import BUILTIN, Tags
 from proxy.core.layers import Draft, Slot
-from proxy.core.models import OTHER, describe
+from proxy.core.models import NO_WINDOWS, OTHER, describe
 from proxy.core.plan import Policy
 from proxy.core.prefix import Ledger, Step
 from proxy.core.price import Amount, Price, cost
@@ -240,7 +240,7 @@ class Replay:
         price: Callable[[str, float], Price | None],
         max_bytes: int,
         tags: Tags = BUILTIN,
-        windows: Mapping[str, int] = {},
+        windows: Mapping[str, int] = NO_WINDOWS,
         current_values: bool = True,
     ) -> None:
         self._profile: Profile = policy.profile

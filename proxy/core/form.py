@@ -164,7 +164,8 @@ def follow(
     before = list(roles.each)
     roles.settle()
     if change.broke is None and roles.each == before:
-        return Followed(roles, dataclasses.replace(form, edited=form.edited | change.edited))
+        same = change.edited <= form.edited
+        return Followed(roles, form if same else dataclasses.replace(form, edited=form.edited | change.edited))
     became = roles.form(form.template, known.words | change.words, form.edited | change.edited)
     known_slots = {beside(form.lines, at, at) for at in form.slots}
     slots = frozenset(beside(became.lines, at, at) for at in became.slots) - known_slots

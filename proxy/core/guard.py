@@ -116,8 +116,9 @@ class _Ladder:
     """One request's units, what each weighs as it would be sent whole, and what shortening each message saves."""
 
     def __init__(self, request: Request, whole: Draft, limit: Limit, scale: Scale, *, least: Cut = WHOLE) -> None:
-        self._request, self._parts, self._limit, self._scale = request, request.parts, limit, scale
-        self._units = _units(request.messages, parts := request.parts)
+        parts = request.parts
+        self._request, self._parts, self._limit, self._scale = request, parts, limit, scale
+        self._units = _units(request.messages, parts)
         first, last = parts.leading, self._units[-1].end if self._units else parts.leading
         self._weights = {index: measure.weigh(request, whole, index, scale) for index in range(first, last)}
         self._ends = dict(zip(self._weights, itertools.accumulate(self._weights.values()), strict=True))

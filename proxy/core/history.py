@@ -86,7 +86,7 @@ def resume(
         if not request.messages[index].freezes:
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
-        if _outputs(request.messages[index]) - _outputs(look(raw)):
+        if (came := _outputs(request.messages[index])) and came - _outputs(look(raw)):
             # A tool's output that came back belongs to its turn: no other can bring it.
             continue
         slots[index] = _as_frozen(request, index, raw, look)

@@ -82,10 +82,6 @@ class Known:
     recurring: tuple[bytes, ...] = ()
     keys: Mapping[bytes, Keys] = field(default_factory=dict)
 
-    def template(self, name: bytes) -> Template | None:
-        """Return a template by its id."""
-        return next((each for each in self.templates if each.id == name), None)
-
 
 NOTHING_KNOWN = Known(b"")
 

@@ -64,13 +64,12 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
             sums.put("tools", scale.schema(raw), raw)
     for each in render.prompt(request, draft):
         amount = scale.message(each.raw, each.digest)
-        message = request.messages[each.index] if each.index is not None else None
-        if each.index is None or message is None:
+        if each.index is None:
             sums.put("L3", amount, each.raw)
         elif each.index < draft.leading:
-            sums.put("L1", amount, message.digest)
-        elif each.index == draft.newest.start and message.role == "user":
-            _put_newest(sums, scale, message, draft, amount)
+            sums.put("L1", amount, request.messages[each.index].digest)
+        elif each.index == draft.newest.start and request.messages[each.index].role == "user":
+            _put_newest(sums, scale, request.messages[each.index], draft, amount)
         else:
             sums.put("L4", amount, each.digest)
     _put_library(sums, scale, draft)

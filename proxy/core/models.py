@@ -97,7 +97,10 @@ LONGEST_NAME = 256
 """A longer name, in characters, is no model's that anything is known of."""
 
 
-def describe(model: str, windows: Mapping[str, int] = {}) -> Model:
+NO_WINDOWS: Mapping[str, int] = {}
+
+
+def describe(model: str, windows: Mapping[str, int] = NO_WINDOWS) -> Model:
     """Return what is known of a model by the name a request gives: `openai/gpt-4o-2024-11-20` is `gpt-4o`.
 
     `windows`, by name or by what stands behind the slash, come before the table's.

@@ -33,7 +33,8 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _DEPLOYMENT = re.compile(rb"(?:^|/)deployments/([^/?]+)")
 _DISGUISED = re.compile(rb"^(?:\.|%2e){1,2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
 """Dot segments, spelled out or escaped."""
-_UPWARDS = re.compile(rb"^(?:\.|%2e){2}$|(?:%2f|%5c|\\)(?:\.|%2e){2}|^(?:\.|%2e){2}(?:%2f|%5c|\\)", re.IGNORECASE)
+_HERE = re.compile(rb"^(?:\.|%2e)$", re.IGNORECASE)
+"""The one dot segment that leads nowhere else."""
 
 
 def normal(raw_path: bytes) -> bytes:
@@ -70,19 +71,9 @@ _NAMES_MODEL = re.compile(
 )
 _LONGEST_HEAD, _LONGEST_VALUE = 4_096, 300
 _NEEDS_MODEL = frozenset(
-    {
-        b"chat",
-        b"completions",
-        b"embeddings",
-        b"responses",
-        b"messages",
-        b"images",
-        b"audio",
-        b"videos",
-        b"rerank",
-        b"realtime",
-    }
-)
+    {b"chat", b"completions", b"embeddings", b"responses", b"messages", b"images", b"audio", b"videos", b"rerank",
+     b"realtime"}
+)  # fmt: skip
 """Resources for which an upstream would choose a model where none is named."""
 
 
@@ -170,11 +161,11 @@ class Target:
 
         Raises StrataError for a path that leads out of the upstream's base.
         """
-        if any(_UPWARDS.search(part) for part in raw_path.split(b"/")):
-            raise StrataError(BAD_VALUE, f"path: {raw_path[:200]!r} has segments that lead upwards", param="path")
         return self._remembered(raw_path, query) if len(raw_path) + len(query) <= _SHORT else self._url(raw_path, query)
 
     def _url(self, raw_path: bytes, query: bytes) -> httpx.URL:
+        if any(_DISGUISED.search(part) and not _HERE.match(part) for part in raw_path.split(b"/")):
+            raise StrataError(BAD_VALUE, f"path: {raw_path[:200]!r} has segments that lead upwards", param="path")
         path = raw_path.lstrip(b"/")
         first, slash, rest = path.partition(b"/")
         segments = list(self._root)

@@ -10,6 +10,7 @@ import httpx
 import openai
 import orjson
 import pytest
+import redis.asyncio
 from openai import AsyncOpenAI
 
 from proxy.simulator.app import Options, create
@@ -349,6 +350,26 @@ async def test_other_routes_count_for_who_leaves_early() -> None:
 
         async with asyncio.timeout(HANG):
             await until(counted)
+
+
+async def test_what_was_admitted_too_late_is_given_back(redis_url: str) -> None:
+    """Redis answered after nobody waited any more: the request was refused, and holds nothing."""
+    more = acme(CONCURRENT_REQUESTS="1")
+    provider = create()
+    async with (
+        serve(provider) as upstream,
+        strata(upstream.base_url, REDIS_URL=redis_url, SECRET="late", QUOTA_WITHOUT_REDIS="closed", **more) as proxy,
+    ):
+        assert (await proxy.post(chat_body())).status_code == 200
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            await client.execute_command("CLIENT", "PAUSE", 200, "ALL")
+        assert (await proxy.post(chat_body())).status_code == 503
+
+        async def free() -> bool:
+            return (await proxy.post(chat_body())).status_code == 200
+
+        async with asyncio.timeout(HANG):
+            await until(free)
 
 
 async def test_a_picture_is_no_text_on_other_routes_either() -> None:
