@@ -3,7 +3,7 @@
 A chat request's life (`pipeline.Pipeline.handle`), and the value each step makes:
 
     read      bytes → core.request.Request    raw spans; only messages not met before are analysed (core.message)
-    recall    → core.lineage.Recalled         the one read of memory, bounded in time (memory)
+    recall    → core.lineage.Recalled         the one read of memory, bounded in time (recall, memory)
               → core.known.Known              digests: the system prompt's lines, items that recur
     plan      → core.plan.Plan                pure: template → lineage → epoch → history (named) or recurring → recipe →
                                               remake (anonymous) → layers → guard, and why
@@ -22,8 +22,9 @@ Who may import whom, outermost first (import-linter holds it):
     cli · demo · server · app · head   start and stop; the only builder of parts; `explaining`, `replaying` show
     replay · offline · capture         recorded traffic, planned as the pipeline does; live traffic, recorded
     pipeline | passthrough | admin | live   one request each; the live page
-    forward · call · relay · meter     parts of a chat request's way; `summaries` are made beside it, `explain` says
-                                       what would be done, `traces` holds what a prompt is compared with
+    forward · recall · weigh           parts of a chat request's way, round what is found out of it (`call`); `relay`
+                                       passes the answer on, `meter` holds quotas, `summaries` are made beside it,
+                                       `explain` says what would be done, `traces` holds the prompts before
     downstream | tenants | memo        the client's side, whose it is, what this process has found out
     observe | memory | upstream        the only packages that know prometheus_client, redis and httpx
     environment                        the only reader of the environment

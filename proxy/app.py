@@ -23,6 +23,7 @@ from proxy.core.items import Tags
 from proxy.core.price import Rates
 from proxy.core.quota import Quotas, Verdict
 from proxy.environment import SettingsError, load
+from proxy.forward import Forwarder
 from proxy.live.board import Board
 from proxy.live.routes import Live
 from proxy.memo import Analyst, count
@@ -39,12 +40,14 @@ from proxy.observe.warnings import Warnings
 from proxy.passthrough import Passthrough
 from proxy.pipeline import Pipeline
 from proxy.prices import Prices
+from proxy.recall import Recall
 from proxy.settings import PREFIX, PriceSettings, Settings
 from proxy.summaries import Summaries, price_at
 from proxy.tenants import Tenants
 from proxy.traces import Traces
 from proxy.upstream.client import Clients, Timeouts
 from proxy.upstream.target import is_chat, normal
+from proxy.weigh import Weigher
 
 _DRAIN_SECONDS = 2.0
 _SECRET_SECONDS = 60.0
@@ -111,14 +114,22 @@ class Services:
         self.capture = Capture(
             may=self.admin.may if token is not None else None, debug=settings.debug, ending=lambda: self.ending
         )
+        analyst = Analyst(Tags.of(settings.context_tags), max_bytes=8 * share)
+        weigher = Weigher(analyst, traces, memo_bytes=4 * share, ledger_bytes=3 * share)
+        recall = Recall(self.store, analyst, self.background, scale=weigher.scale)
         self.pipeline = Pipeline(
             settings=settings,
-            prices=self.prices,
             tenants=self.tenants,
-            clients=self.clients,
-            store=self.store,
-            meter=self.meter,
+            keys=self.keys,
+            analyst=analyst,
             calibrations=calibrations,
+            prices=self.prices,
+            recall=recall,
+            weigher=weigher,
+            meter=self.meter,
+            forwarder=Forwarder(
+                self.clients, measure=weigher.weigh, streams=self.metrics.live_streams.inc, heard=recall.heard
+            ),
             summaries=Summaries(
                 clients=self.clients,
                 store=self.store,
@@ -127,15 +138,8 @@ class Services:
                 price=price_at(self.prices.of),
                 told=self.metrics.summary,
             ),
-            keys=self.keys,
-            analyst=Analyst(Tags.of(settings.context_tags), max_bytes=8 * share),
-            background=self.background,
             sinks=(self.metrics.emit, self.log.emit, self.journal.emit, self.board.emit, Warnings(self.log.say).emit),
-            streams=self.metrics.live_streams.inc,
             taking=self.capture.take,
-            memo_bytes=4 * share,
-            ledger_bytes=3 * share,
-            traces=traces,
         )
         self.passthrough = Passthrough(
             settings=settings, tenants=self.tenants, clients=self.clients, meter=self.meter, prices=self.prices

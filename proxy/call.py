@@ -19,7 +19,7 @@ from proxy.core.price import Amount, Price, cost
 from proxy.core.quota import Kind, nanos
 from proxy.core.request import Request
 from proxy.core.tools import Order
-from proxy.memory.store import Entry
+from proxy.memory.store import Entry, Keys
 from proxy.meter import Reservation
 from proxy.observe.record import Outcome, Record
 from proxy.relay import Told
@@ -27,6 +27,10 @@ from proxy.tenants import Tenant
 from proxy.upstream.client import Exchange
 
 _FAILED = 400
+INLINE_BYTES = 16_384
+"""More new text than this is counted in a thread, so that no other request waits for it."""
+LONG_BYTES = 262_144
+"""A longer body is read in a thread: what of it is new is not known before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,14 +45,15 @@ class Call:
     at: float
     started: float
     tenant: Tenant
-    policy: Policy
+    keys: Keys
+    policy: Policy = field(init=False)
+    partition: str = field(init=False)
     model: Model = field(default_factory=lambda: describe(""))
     sent: Request | None = None
     request: Request | None = None
     name: Name | None = None
     conversation: str | None = None
     entry: Entry | None = None
-    partition: str = ""
     place: Place | None = None
     recalled: Recalled = NOTHING
     orders: tuple[Order, ...] = ()
@@ -79,6 +84,23 @@ class Call:
     measuring: asyncio.Future[None] | None = None
     exchange: Exchange = field(default_factory=Exchange)
     told: Told = field(default_factory=Told)
+
+    def __post_init__(self) -> None:
+        self.belongs(self.tenant)
+
+    def belongs(self, tenant: Tenant) -> None:
+        """Say whose it is."""
+        self.tenant, self.policy, self.partition = tenant, tenant.policy, self.keys.partition(tenant.owner)
+
+    def spot(self, place: Place) -> Place:
+        """Return a place of its conversation as memory knows it: its owner's, its name's and its end user's."""
+        user = self.name.user if self.name else (self.request.user or "" if self.request else "")
+        return self.keys.place(self.partition, self.name.id if self.name else "", user, place)
+
+    @property
+    def heavy(self) -> bool:
+        """Whether so much of it is new that no other request should wait until it is counted."""
+        return self.unseen_bytes > INLINE_BYTES
 
     def overhead(self, now: float) -> float:
         """Seconds the proxy itself took before the upstream was called."""

@@ -35,13 +35,11 @@ class Forwarder:
         measure: Callable[[Call], None],
         streams: Callable[[int], None],
         heard: Callable[[Call, tuple[bytes, ...]], None],
-        inline_bytes: int,
     ) -> None:
         self._clients = clients
         self._measure = measure
         self._streams = streams
         self._heard = heard
-        self._inline_bytes = inline_bytes
 
     async def forward(self, call: Call, client: Downstream, raw: bytes) -> None:
         """Forward, and conclude the call. Raises StrataError when no answer came, Interrupted when the client left."""
@@ -79,7 +77,7 @@ class Forwarder:
 
     def _measured(self, call: Call) -> asyncio.Future[None] | None:
         """Weigh the layers while the upstream works: little in this loop, much in a thread."""
-        if call.unseen_bytes > self._inline_bytes:
+        if call.heavy:
             return asyncio.ensure_future(asyncio.to_thread(self._measure, call))
         asyncio.get_running_loop().call_soon(self._measure, call)
         return None

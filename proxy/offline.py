@@ -25,7 +25,7 @@ from proxy.core.request import Request, read
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry
-from proxy.pipeline import log_entries
+from proxy.recall import log_entries
 from proxy.traces import ROOT
 
 _OWNER = "offline"
@@ -59,11 +59,9 @@ class Offline:
         max_bytes: int,
         tags: items.Tags = items.BUILTIN,
         windows: Mapping[str, int] = NO_WINDOWS,
-        current_values: bool = True,
     ) -> None:
         self._policy = policy
         self._windows = windows
-        self._current_values = current_values
         self._now = 0.0
         self._store = LocalStore(max_bytes=max_bytes, ttl_seconds=10**9, clock=lambda: self._now)
         self._analyst = Analyst(tags, max_bytes=max_bytes)
@@ -123,7 +121,7 @@ class Offline:
         return Planned(sent, request, made, steps, own or steps, here, tuple(earlier), root)
 
     def _lines(self, request: Request) -> tuple[Line, ...]:
-        leading = request.messages[: request.parts.leading] if self._current_values else ()
+        leading = request.messages[: request.parts.leading] if self._policy.current_values else ()
         return self._analyst.lines(leading, _OWNER.encode())
 
     def _remember(

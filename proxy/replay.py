@@ -241,14 +241,11 @@ class Replay:
         max_bytes: int,
         tags: Tags = BUILTIN,
         windows: Mapping[str, int] = NO_WINDOWS,
-        current_values: bool = True,
     ) -> None:
         self._profile: Profile = policy.profile
         self._scale = scale
         self._price = price
-        self._offline = Offline(
-            policy, scale, max_bytes=max_bytes, tags=tags, windows=windows, current_values=current_values
-        )
+        self._offline = Offline(policy, scale, max_bytes=max_bytes, tags=tags, windows=windows)
         self._cache, self._own_cache = Ledger(max_bytes=max_bytes), Ledger(max_bytes=max_bytes)
         self._traces = Traces(max_bytes=max_bytes, ttl_seconds=math.inf)
         self.report = Report()

@@ -45,7 +45,6 @@ def run(settings: Settings, file: BinaryIO, *, whole: bool, model: str, console:
         max_bytes=settings.memory_bytes,
         tags=Tags.of(settings.context_tags),
         windows=settings.windows,
-        current_values=settings.current_values,
     )
     bar = Progress(
         TextColumn("replay"), BarColumn(bar_width=40), DownloadColumn(), TimeRemainingColumn(), console=console,

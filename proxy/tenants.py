@@ -139,6 +139,7 @@ def _resolved(name: str, settings: Settings, own: TenantSettings | None) -> Tena
             budget_tokens=of("budget_tokens"),
             reserve_tokens=of("output_reserve_tokens"),
             over_budget=of("over_budget"),
+            current_values=settings.current_values,
             anonymous_library=settings.anonymous_library,
             windowed=of("windowed"),
         ),

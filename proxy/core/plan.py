@@ -65,6 +65,7 @@ class Policy:
     budget_tokens: int | None
     reserve_tokens: int
     over_budget: OverBudget
+    current_values: bool = True
     anonymous_library: bool = True
     windowed: bool = False
     profile: Profile = USUAL

@@ -16,7 +16,7 @@ from proxy.core.plan import Plan
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import log_entries
+from proxy.recall import log_entries
 
 ANALYST = Analyst(Tags.of(), max_bytes=16_000_000)
 SCALE = TokenScale("o200k_base", max_bytes=16_000_000)

@@ -25,7 +25,7 @@ from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.memory.redis import RedisStore
-from proxy.pipeline import log_entries
+from proxy.recall import log_entries
 from proxy.simulator.validity import check_chat
 
 Messages = list[dict[str, Any]]

@@ -15,7 +15,7 @@ from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.memo import count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import log_entries
+from proxy.recall import log_entries
 from tests.core.conftest import ANALYST, SCALE, as_bytes, read_body
 
 Messages = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from proxy.core.models import describe
 from proxy.core.plan import Plan
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
-from proxy.pipeline import log_entries
+from proxy.recall import log_entries
 from proxy.simulator.validity import check_chat
 
 Messages = list[dict[str, Any]]
