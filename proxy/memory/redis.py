@@ -301,9 +301,12 @@ class RedisStore(Store):
     async def learned(self, partition: str, places: Sequence[Place], here: Place, *, sure: bool = False) -> Learned:
         book, asked = self._copy.book, (*places, here)
         known = book.learned(partition, asked)
-        enough = places[0] in known.standing if places else not self._shared.stale(partition)
-        if self._breaker.open or (enough and not sure):
+        if self._breaker.open or (places and places[0] in known.standing and not sure):
             return known
+        if not places and not self._shared.stale(partition):
+            news = await self._breaker.bounded("recall", self._shared.any_news(partition, here), RECALL_SECONDS)
+            if not news:
+                return known
         found = await self._breaker.bounded("recall", self._shared.fetch(partition, asked), RECALL_SECONDS)
         if found is None:
             return known

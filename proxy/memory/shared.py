@@ -1,7 +1,7 @@
 """What is learned of prompts, shared through Redis: how lineages stood, templates, items that recur, orders of keys.
 
-An owner's keys share a hash tag. A read is two round trips at most; what many requests bring alike is written now and
-then only.
+An owner's keys share a hash tag. A read is one round trip where others have learned nothing since, else three at most.
+What many requests bring alike is written now and then only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from proxy.core.template import Template
 from proxy.memory.learned import MOST_KEPT, MOST_RECURRING, MOST_TEMPLATES, Book, since
 from proxy.memory.packed import pack_form, pack_template, unpack_form, unpack_template
 
-FRESH_SECONDS = 1.0
-"""So old may be what this process knows of an owner's templates."""
+_FRESH_SECONDS = 1.0
+"""So old may be which of the latest lineages had a line; what else is learned is known at once."""
 _AGAIN_SECONDS = 60.0
 """So long a Redis that has lost a form or an order of keys may be without it."""
 _MOST_WRITTEN = 10_000
@@ -36,18 +36,25 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
 """KEYS: how prompts stood at a place. ARGV: one lineage, how many lineages, seconds."""
 _ADD = """
-if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) end
+local fits = redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3])
+if fits and redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 1 then redis.call('INCR', KEYS[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[4])
 """
-"""KEYS: items that recur. ARGV: one, since when (the first to say so is right), how many at most, seconds."""
+"""KEYS: items that recur, version. ARGV: one, since when (the first to say so is right), how many at most, seconds."""
 _TEACH = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
   redis.call('DEL', KEYS[1])
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[5] == 'new' then redis.call('INCR', KEYS[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[4])
 """
-"""KEYS: templates. ARGV: one's id, itself, how many at most, seconds. Those in use are back in a moment."""
+"""KEYS: templates, version. ARGV: one's id, itself, how many at most, seconds, `new` where there is news in it.
+
+What is dropped and in use is back in a moment.
+"""
 
 
 class _Stood(msgspec.Struct, array_like=True, frozen=True):
@@ -61,8 +68,9 @@ class _Stood(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What Redis holds of an owner's prompts: for each place its lineages, forms, and the rest."""
+    """What Redis holds of an owner's prompts, as of a version: for each place its lineages, forms, and the rest."""
 
+    version: bytes | None
     stood: Sequence[Sequence[_Stood]]
     forms: Mapping[bytes, bytes | None]
     templates: Sequence[bytes]
@@ -85,23 +93,35 @@ class SharedBook:
         self._ttl_seconds = ttl_seconds
         self._now = now
         self._written_at: dict[tuple[object, ...], float] = {}
+        self._versions: dict[str, bytes | None] = {}
+
+    def doubt(self) -> None:
+        """Take nothing for written or known: Redis failed, and may have lost what it had."""
+        self._written_at.clear()
+        self._versions.clear()
 
     def stale(self, partition: str) -> bool:
         """Whether it is time to ask again what others have learned; says so once."""
-        return self._is_due((partition,), FRESH_SECONDS)
+        return self._is_due((partition,), _FRESH_SECONDS)
 
-    def doubt(self) -> None:
-        """Take nothing for written: Redis failed, and may have lost what it had."""
-        self._written_at.clear()
+    async def any_news(self, partition: str, here: Place) -> bool:
+        """Whether Redis holds what is not known here, of its prompts or at a place. Raises what reading raises."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.get(self._key(partition, "version"))
+        pipe.exists(self._key(partition, "at", here))
+        version, stood = await pipe.execute()
+        return bool(stood) or partition not in self._versions or self._versions[partition] != version
 
     async def fetch(self, partition: str, places: Sequence[Place]) -> Fetched:
         """Return what Redis holds. Raises what reading raises."""
         pipe = self._redis.pipeline(transaction=False)
+        # First: what is learned in between is news again.
+        pipe.get(self._key(partition, "version"))
         for place in places:
             pipe.hkeys(self._key(partition, "at", place))
         pipe.hvals(self._key(partition, "templates"))
         pipe.hgetall(self._key(partition, "recurring"))
-        *found, templates, recurring = await pipe.execute()
+        version, *found, templates, recurring = await pipe.execute()
         stood = [[*_readable(each)] for each in found]
         digests = sorted({each.form for every in stood for each in every})
         keys = sorted({each.keys for every in stood for each in every if each.keys})
@@ -111,7 +131,7 @@ class SharedBook:
                 pipe.get(self._key(partition, what, digest))
         contents = await pipe.execute()
         forms = dict(zip(digests, contents[: len(digests)], strict=True))
-        return Fetched(stood, forms, templates, recurring, contents[len(digests) :])
+        return Fetched(version, stood, forms, templates, recurring, contents[len(digests) :])
 
     def take(self, partition: str, places: Sequence[Place], found: Fetched) -> None:
         """Add what Redis says to what is known here. Raises what reading raises."""
@@ -129,24 +149,35 @@ class SharedBook:
         for keys in filter(None, found.keys):
             book.spell(tuple(keys[at : at + _PATH_BYTES] for at in range(0, len(keys), _PATH_BYTES)))
         book.note(partition, {digest: float(at) for digest, at in found.recurring.items()})
+        if len(self._versions) > _MOST_WRITTEN:
+            self._versions.clear()
+        self._versions[partition] = found.version
 
     def write(self, pipe: Any, partition: str, place: Place, standing: Standing, lesson: Lesson) -> None:
         """Add to a pipeline what one request taught."""
         packed, digest = pack_form(standing.form)
         template = lesson.template
-        templates, recurring = self._key(partition, "templates"), self._key(partition, "recurring")
+        recurring, version = self._key(partition, "recurring"), self._key(partition, "version")
         stood = _Stood(digest, standing.shelf, standing.brought, standing.calm, standing.keys, standing.log)
         field = msgspec.msgpack.encode(stood)
         pipe.eval(_STAND, 1, self._key(partition, "at", place), field, MOST_KEPT, self._ttl_seconds)
         if self._is_due((partition, digest), _AGAIN_SECONDS):
             pipe.set(self._key(partition, "form", digest), packed, ex=self._ttl_seconds)
-        if template is not None and self._is_due((partition, *_so_far(template)), FRESH_SECONDS):
-            pipe.eval(_TEACH, 1, templates, template.id, pack_template(template), MOST_TEMPLATES, self._ttl_seconds)
+        if template is not None:
+            self._teach(pipe, partition, template)
         if lesson.keys and self._is_due((partition, standing.keys), _AGAIN_SECONDS):
             joined = b"".join(lesson.keys)
             pipe.set(self._key(partition, "keys", standing.keys), joined, ex=self._ttl_seconds)
         for item, since_when in since(lesson).items():
-            pipe.eval(_ADD, 1, recurring, item, repr(since_when), MOST_RECURRING, self._ttl_seconds)
+            pipe.eval(_ADD, 2, recurring, version, item, repr(since_when), MOST_RECURRING, self._ttl_seconds)
+
+    def _teach(self, pipe: Any, partition: str, template: Template) -> None:
+        so_far = (partition, *_so_far(template))
+        news = "new" if so_far not in self._written_at else ""
+        if self._is_due(so_far, _FRESH_SECONDS):
+            keys = self._key(partition, "templates"), self._key(partition, "version")
+            packed = pack_template(template)
+            pipe.eval(_TEACH, 2, *keys, template.id, packed, MOST_TEMPLATES, self._ttl_seconds, news)
 
     def _is_due(self, what: tuple[object, ...], seconds: float) -> bool:
         """Whether this was not written a moment ago; many requests bring the same."""
@@ -171,4 +202,4 @@ def _readable(fields: Iterable[bytes]) -> Iterator[_Stood]:
 def _so_far(template: Template) -> tuple[object, ...]:
     """Tell a template of which more is known from what it was."""
     lessons = template.lessons
-    return template.id, len(lessons.gaps), len(lessons.words), len(lessons.edits)
+    return template.id, template.count, len(lessons.gaps), len(lessons.words), len(lessons.edits)

@@ -1,5 +1,6 @@
 """What is learned of system prompts: shared through Redis, bounded, digests only."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,25 @@ async def test_replicas_learn_from_one_another(redis_url: str, raw: Any, connect
     await two.close()
 
 
+async def test_what_a_replica_learns_is_known_where_the_next_conversation_begins(
+    redis_url: str, raw: Any, connect: Connect
+) -> None:
+    """At once, however lately another has asked: both lay out the same new conversation alike."""
+    one, two = connect(redis_url), connect(redis_url)
+    assert (await two.learned("t", (), b"hi")).templates == ()
+    await one.learn("t", b"a", STOOD, Lesson(1.0, TEMPLATE))
+    assert (await two.learned("t", (), b"hi")).templates == (TEMPLATE,)
+    more = dataclasses.replace(TEMPLATE, lessons=Lessons(words=frozenset({b"word", b"more"})))
+    await one.learn("t", b"b", STOOD, Lesson(2.0, more))
+    assert (await two.learned("t", (), b"hi")).templates[0].lessons.words == {b"word", b"more"}
+    await one.learn("t", b"c", STOOD, Lesson(3.0, None, (b"item",)))
+    assert (await two.learned("t", (), b"hi")).recurring == (b"item",)
+    await one.learn("t", b"hi", STOOD, Lesson(4.0))
+    assert (await two.learned("t", (), b"hi")).standing == {b"hi": (STOOD,)}
+    await one.close()
+    await two.close()
+
+
 async def test_who_must_be_sure_asks_others_too(redis_url: str, raw: Any, connect: Connect) -> None:
     """Two lineages stood at one place, each known to one replica: both know of both."""
     one, two = connect(redis_url), connect(redis_url)
@@ -133,7 +153,7 @@ async def test_nothing_in_redis_can_be_read_or_outlives_its_time(redis_url: str,
     lesson = Lesson(1.0, TEMPLATE, (b"item",))
     await one.learn(Keys(b"s").partition("acme"), b"a" * 16, STOOD, lesson)
     keys = raw.keys("*")
-    assert len(keys) == 4
+    assert len(keys) == 5
     assert all(0 < raw.ttl(key) <= 60 and b"acme" not in key for key in keys)
     await one.close()
 
