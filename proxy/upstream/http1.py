@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
+import aiohappyeyeballs
 import httptools
 import httpx
 from typing_extensions import override
@@ -25,6 +27,7 @@ _NO_BODY = (204, 304)
 _REFUSED = 400
 _RACE_SECONDS = 1.0
 """A kept connection that closes later than this after a request was sent was not idle: the upstream had begun on it."""
+_NEXT_ADDRESS_SECONDS = 0.25
 
 
 class StaleConnection(httpx.RemoteProtocolError):
@@ -410,13 +413,14 @@ class Transport(httpx.AsyncBaseTransport):
             async with asyncio.timeout(limit):
                 _, connection = await loop.create_connection(
                     lambda: _Protocol(loop),
-                    host.decode("ascii"),
-                    port,
+                    sock=await _dial(loop, host.decode("ascii"), port),
                     ssl=(self._ssl or _default_context()) if scheme == b"https" else None,
+                    server_hostname=host.decode("ascii") if scheme == b"https" else None,
                 )
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"no connection to {host.decode()}:{port} in {limit} s") from error
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, RuntimeError) as error:
+            # RuntimeError is what uvloop says of some addresses; ssl.SSLError is an OSError.
             raise httpx.ConnectError(f"no connection to {host.decode()}:{port}: {error}") from error
         return connection
 
@@ -454,6 +458,12 @@ async def _interruptible(step: Coroutine[Any, Any, T], watch: Watch) -> T:
         if not ended:
             raise
         raise ended[0] from None
+
+
+async def _dial(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    """Connect to whichever of a host's addresses answers first, each tried while those before are silent (RFC 8305)."""
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=loop)
 
 
 @functools.cache

@@ -466,6 +466,21 @@ async def test_connecting_takes_too_long(path: str) -> None:
             openai_shape(answer, "upstream_timeout")
 
 
+async def test_an_address_that_is_silent_does_not_hold_up_the_next(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of several addresses, of which some cannot be reached, is reached as its own client would reach it."""
+    known = socket.getaddrinfo
+
+    def two(host: str | None, port: int, *rest: int, **more: int) -> list[Any]:
+        if host != "two.test":
+            return known(host, port, *rest, **more)
+        return [*known("127.0.0.1", silent, *rest, **more), *known("127.0.0.1", port, *rest, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with deaf() as silent:
+        async with strata(f"http://two.test:{rig.upstream.port}/v1", CONNECT_TIMEOUT_SECONDS="60") as proxy:
+            assert (await proxy.post(chat_body())).status_code == 200
+
+
 async def test_client_that_leaves_while_connecting() -> None:
     """A client that leaves while the proxy still connects ends that, within a second, and it is recorded."""
     with deaf() as port:
