@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy.errors import BAD_ENCODING, BAD_VALUE, TOO_LARGE, Fault, StrataError
 
 _MOST_FRAMES = 16
-_INLINE_BYTES = 65_536
+_INLINE_BYTES = 2_048
+"""A longer body is decoded in a thread: it may become a thousand times as long."""
 
 
 class ClientGone(Exception):
@@ -38,10 +39,7 @@ class Downstream:
 
     async def body(self, limit: int) -> bytes:
         """Read and decode the whole body. Raises StrataError (413, 415, 400) and ClientGone."""
-        raw, encoding = await self.raw(limit), self.headers.get("content-encoding")
-        if encoding and len(raw) > _INLINE_BYTES:
-            return await asyncio.to_thread(decode, raw, encoding, limit)
-        return decode(raw, encoding, limit)
+        return await self.decoded(await self.raw(limit), limit)
 
     async def raw(self, limit: int) -> bytes:
         """Read the whole body as it was sent. Raises StrataError (413) and ClientGone."""
@@ -56,9 +54,12 @@ class Downstream:
                 raise _too_large(limit)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def decoded(self, raw: bytes, limit: int) -> bytes:
+    async def decoded(self, raw: bytes, limit: int) -> bytes:
         """Decode a body that `raw` has read. Raises StrataError (413, 415, 400)."""
-        return decode(raw, self.headers.get("content-encoding"), limit)
+        encoding = self.headers.get("content-encoding")
+        if encoding and len(raw) > _INLINE_BYTES:
+            return await asyncio.to_thread(decode, raw, encoding, limit)
+        return decode(raw, encoding, limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Read the body as it comes. Raises ClientGone."""

@@ -115,9 +115,7 @@ class Passthrough:
         """Look at what a request asks for, and hold it to its tenant's models. Raises StrataError."""
         if not isinstance(body, bytes) or not body:
             return _Asked()
-        limit = self._settings.max_body_bytes
-        large = len(body) > _INLINE
-        plain = await asyncio.to_thread(client.decoded, body, limit) if large else client.decoded(body, limit)
+        plain = await client.decoded(body, self._settings.max_body_bytes)
         if tenant.models:
             await allowed(tenant, client.scope["raw_path"], client.headers, plain)
         if not tenant.quotas:
