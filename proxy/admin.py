@@ -66,7 +66,7 @@ class Admin:
                 status_code=401,
                 headers={"www-authenticate": "Bearer"},
             )
-        body, kind = self._metrics.expose(request.headers.get("accept", ""))
+        body, kind = await self._metrics.expose(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 
     async def request(self, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import time
@@ -289,9 +290,15 @@ class Metrics:
         if usage.cache_write_tokens:
             bound(self._written, tenant, model).inc(usage.cache_write_tokens)
 
-    def expose(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its content type; of several workers that of all, whichever answers."""
+    async def expose(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition and its content type; of several workers that of all, whichever answers.
+
+        Many tenants have many lines: they are written in a thread, so that no stream waits for a scrape.
+        """
         self._turn_over()
+        return await asyncio.to_thread(self._exposition, accept)
+
+    def _exposition(self, accept: str) -> tuple[bytes, str]:
         registry = self.registry
         if MULTIPROCESS_DIR in environment():
             registry = CollectorRegistry()
