@@ -38,10 +38,10 @@ _BYTES_PER_TOKEN = 3
 _FIRST_WAIT_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 3_600.0
 _MOST_FAILED = 10_000
-_OURS = headers.CREDENTIALS | {
+_OURS = frozenset({
     b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta", b"api-version",
-}  # fmt: skip
-"""What of a request's headers goes with the calls made on its account: whose they are, and in which dialect."""
+})  # fmt: skip
+"""What of a request's headers goes with the calls made on its account, beside its credentials: in which dialect."""
 
 
 class Summaries:
@@ -181,7 +181,7 @@ class Summaries:
         """Ask the upstream as the request did, with its key; empty where it refused."""
         given = scope["headers"]
         assert isinstance(given, list)
-        own = [(name, value) for name, value in given if name in _OURS]
+        own = [(name, value) for name, value in given if name in _OURS or headers.is_credential(name)]
         sent: Raw = headers.upstream(own, key=tenant.upstream_key, hide=tenant.hides_credentials, drop=frozenset())
         sent += [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
         path, query = scope["raw_path"], scope["query_string"]

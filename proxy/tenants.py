@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import fnmatch
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from proxy.core.quota import KINDS, Kind, Quotas, nanos
 from proxy.environment import digest, held
 from proxy.errors import NO_MODEL, UNKNOWN_KEY, StrataError
 from proxy.settings import Settings, TenantSettings
-from proxy.upstream.headers import CREDENTIALS
+from proxy.upstream.headers import is_credential, keys_in
 from proxy.upstream.target import base_of, models_asked
 
 DEFAULT = "default"
@@ -94,12 +93,14 @@ class Tenants:
             if found is None:
                 raise StrataError(UNKNOWN_KEY, "Incorrect API key provided. It belongs to no tenant of this proxy.")
             return found
-        credential = {name: headers[name] for name in _CREDENTIAL_NAMES if name in headers}
-        if keys := _QUERY_KEY.findall(query):
-            credential["query"] = "&".join(keys)
-        if not credential.keys() - {"cookie", *_ALSO_CREDENTIAL}:
-            credential |= {"cookie": headers["cookie"]} if "cookie" in headers else {}
-        spender = next(({name: credential[name]} for name in _SPENDING if name in credential), {})
+        credential = {name: value for name, value in headers.items() if is_credential(name.encode("latin-1"))}
+        if keys := keys_in(query.encode("latin-1")):
+            credential["query"] = b"&".join(keys).decode("latin-1")
+        if len(credential) > 1:
+            # Beside a key a cookie says nothing: the upstream's own edge sets some.
+            credential.pop("cookie", None)
+        spender = next(({name: credential[name]} for name in _SPENDING if name in credential), credential)
+        credential = credential | {name: headers[name] for name in _ALSO_CREDENTIAL if name in headers}
         who = self._everybody.quota_owner if self._everybody.upstream_key is not None else spender
         return dataclasses.replace(self._everybody, owner=credential, quota_owner=who)
 
@@ -167,10 +168,8 @@ def _profile(settings: Settings, upstream_url: str) -> Profile:
 
 
 # A cookie says who somebody is only where no key does: load balancers set a new one with every answer.
-_CREDENTIAL_NAMES = (*sorted(name.decode() for name in CREDENTIALS - {b"cookie"}), *_ALSO_CREDENTIAL)
 _SPENDING = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "query", "cookie")
 """What an upstream may charge by, the first that is there: what else a client sends makes it nobody else."""
-_QUERY_KEY = re.compile(r"(?:^|&)((?:key|api[-_]?key)=[^&]*)", re.IGNORECASE)
 
 
 def _bearer(headers: Mapping[str, str]) -> str:

@@ -112,6 +112,23 @@ def test_without_tenants_the_clients_key_passes_through() -> None:
         ({"authorization": "Bearer 1"}, {"authorization": "Bearer 1", "openai-project": "p"}),
         ({"cookie": "c"}, {"cookie": "d"}),
         ({"authorization": "Bearer 1"}, {}),
+        *(
+            ({"authorization": "Bearer EMPTY", name: "1"}, {"authorization": "Bearer EMPTY", name: "2"})
+            for name in (
+                "ocp-apim-subscription-key",
+                "x-portkey-api-key",
+                "cf-aig-authorization",
+                "helicone-auth",
+                "x-litellm-api-key",
+                "x-auth-token",
+                "x-access-token",
+                "proxy-authorization",
+                "x-amz-security-token",
+                "x-functions-key",
+                "x-vendors-new-secret",
+                "x-jwt",
+            )
+        ),
     ],
 )
 def test_two_credentials_share_nothing(one: dict[str, str], two: dict[str, str]) -> None:
@@ -132,7 +149,17 @@ def test_a_key_in_the_query_is_a_credential() -> None:
     """As one provider's clients send it."""
     found = tenants()
     assert found.resolve({}, query="key=1").owner != found.resolve({}, query="key=2").owner
-    assert found.resolve({}, query="page=1").owner == found.resolve({}).owner
+    for name in ("api-key", "subscription-key", "access_token", "code", "token", "sig"):
+        one, two = (found.resolve({}, query=f"api-version=1&{name}={value}") for value in "12")
+        assert one.owner != two.owner
+    assert found.resolve({}, query="page=1&page_token=2").owner == found.resolve({}).owner
+
+
+@pytest.mark.parametrize("name", ["idempotency-key", "cf-aig-cache-key", "x-author", "x-max-tokens", "x-request-id"])
+def test_what_a_request_bears_for_itself_is_no_credential(name: str) -> None:
+    """Its client is the same with each of them."""
+    key = {"authorization": "Bearer 1"}
+    assert tenants().resolve({**key, name: "a"}).owner == tenants().resolve({**key, name: "b"}).owner
 
 
 def test_a_held_key_replaces_the_clients() -> None:

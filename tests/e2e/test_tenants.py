@@ -108,6 +108,7 @@ CREDENTIALS = {
     "api-key": "client-secret-1", "x-api-key": "client-secret-2", "x-goog-api-key": "client-secret-3",
     "cookie": "session=client-secret-4", "openai-organization": "org-client-secret-5",
     "openai-project": "proj-client-secret-6", "proxy-authorization": "Basic client-secret-7",
+    "ocp-apim-subscription-key": "client-secret-8", "helicone-auth": "Bearer client-secret-9",
 }  # fmt: skip
 
 
