@@ -122,7 +122,7 @@ class Forwarder:
         )
         heard = functools.partial(self._heard, call) if call.entry is not None or call.awaits_answer else None
         passing = relay.Passing(client=client, told=call.told, clock=time.monotonic, heard=heard)
-        if relay.readable(answer):
+        if await relay.readable(answer, asked=call.request is not None and call.request.stream):
             choices = call.request.choices if call.request else 1
             self._streams(1)
             try:

@@ -272,7 +272,7 @@ class Pipeline:
             self._meter.settle(call.reservation, tokens=tokens, nanos=money)
         for sink in self._sinks:
             sink(record)
-        if 0 < call.status < _FAILED:
+        if 0 < call.status < _FAILED and not call.told.failed:
             self._weigher.forwarded(call)
         self._learn_ratio(call)
         tally = Tally(

@@ -16,6 +16,7 @@ from proxy.upstream.client import Answer, Interrupted, Truncated
 from proxy.upstream.headers import Raw, downstream
 
 _REFUSED = 300
+_BEGINNING_BYTES = 8
 _MOST_KEPT = 2_097_152
 """An answer longer than this is passed on whole, but not read for usage or replies."""
 _INFLATABLE = (b"gzip", b"deflate")
@@ -44,6 +45,7 @@ class Told:
     why: str | None = None
     kept: list[bytes] = field(default_factory=list, repr=False)
     kept_bytes: int = 0
+    heard_bytes: int = 0
 
     def keep(self, data: bytes) -> None:
         """Keep a copy to read at the end, of an answer that is not too long."""
@@ -75,9 +77,9 @@ class Passing:
         await self.client.send(data, more=more)
 
     def listen(self, read: Callable[[bytes], tuple[bytes, ...]], whole: bytes) -> None:
-        """Tell the answer's words, once, before the client sees its end: its next request may come at once."""
-        if self.heard is not None and not self.told.replies:
-            self.told.replies = read(whole)
+        """Tell the answer's words before the client sees its end: its next request may come at once."""
+        if self.heard is not None and len(whole) > self.told.heard_bytes:
+            self.told.heard_bytes, self.told.replies = len(whole), read(whole)
             self.heard(self.told.replies)
 
 
@@ -116,20 +118,20 @@ async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Infl
         data = await answer.read()
         ended = not data
         passed = tap.end() if ended else tap.feed(inflate(data) if inflate else data)
-        if not passed:
-            continue
-        if passing.heard is not None:
+        if passed and passing.heard is not None:
             passing.told.keep(passed)
-            if tap.complete:
-                passing.listen(reply.of_stream, passing.told.kept_whole())
-        await passing.on(passed)
+        # Some clients leave at the first finish reason; some upstreams give one with every piece.
+        if tap.complete and (ended or tap.done or not passing.told.heard_bytes):
+            passing.listen(reply.of_stream, passing.told.kept_whole())
+        if passed:
+            await passing.on(passed)
 
 
 async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
     """Pass any other answer on, byte for byte with its own framing; JSON is read for its usage as well."""
     client, told = passing.client, passing.told
     await client.begin(answer.status, [*downstream(answer.headers, drop=_ours(receipt)), *receipt])
-    reads = answer.status < _REFUSED and b"json" in answer.header(b"content-type")
+    reads = answer.status < _REFUSED
     last = False
     try:
         while not last:
@@ -139,7 +141,7 @@ async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
                 told.keep(data)
             if reads and last:
                 whole = _plain(told.kept_whole(), answer.header(b"content-encoding"))
-                told.usage = parse(whole)
+                told.usage, told.failed = parse(whole), reply.fails(whole)
                 passing.listen(reply.of_answer, whole)
             await passing.on(data, more=not last)
     except Truncated as error:
@@ -196,10 +198,17 @@ def _inflater(answer: Answer) -> Inflate | None:
     return inflate
 
 
-def readable(answer: Answer) -> bool:
-    """Whether an answer is an event stream whose events can be told apart here; a refusal is none, whatever it says."""
-    events = answer.status < _REFUSED and answer.header(b"content-type").startswith(b"text/event-stream")
-    return events and answer.header(b"content-encoding") in {b"", b"identity", *_INFLATABLE}
+async def readable(answer: Answer, *, asked: bool) -> bool:
+    """Whether an answer is an event stream whose events can be told apart here; a refusal is none, whatever it says.
+
+    Where a stream was `asked` for, some upstreams call it something else: then it is known by how it begins.
+    """
+    if answer.status >= _REFUSED:
+        return False
+    encoding = answer.header(b"content-encoding")
+    if answer.header(b"content-type").startswith(b"text/event-stream"):
+        return encoding in {b"", b"identity", *_INFLATABLE}
+    return asked and encoding in {b"", b"identity"} and sse.begins(await answer.peek(_BEGINNING_BYTES))
 
 
 def _plain(raw: bytes, encoding: bytes) -> bytes:

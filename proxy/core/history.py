@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.core import layers, library, lineage, render, shorten, summary
 from proxy.core.chain import Place
 from proxy.core.cut import Cut
@@ -16,6 +18,9 @@ from proxy.core.lineage import Epoch, Frozen, Reason, Recalled
 from proxy.core.message import Message
 from proxy.core.request import Request
 from proxy.core.turn import Span
+
+_NOTHING: tuple[object, ...] = (None, [], {}, "")
+_members = msgspec.json.Decoder(dict[str, object])
 
 Look = Callable[[bytes], Message]
 """Analyses a raw message; whoever implements it remembers what it has analysed."""
@@ -83,7 +88,7 @@ def resume(
             slots[index] = _as_frozen(request, index, raw, look)
     for index, frozen in found.frozen.items():
         raw = frozen.raw
-        if not request.messages[index].freezes:
+        if not request.messages[index].freezes or _differ(request.raw(index), raw):
             # The client's own message, and what it once brought beside it.
             raw = render.message(request.raw(index), Change(before=frozen.brought))
         if (came := _outputs(request.messages[index])) and came - _outputs(look(raw)):
@@ -105,6 +110,19 @@ def resume(
         l1=l1,
         values=values,
     )
+
+
+def _differ(sent: bytes, frozen: bytes) -> bool:
+    """Whether a message comes with other members than it had, its words apart: replay only fills in context."""
+    try:
+        return sent != frozen and _beside_words(sent) != _beside_words(frozen)
+    except msgspec.DecodeError:
+        return True
+
+
+def _beside_words(raw: bytes) -> dict[str, object]:
+    # A client's storage may leave out, or add, members that hold nothing.
+    return {name: value for name, value in _members.decode(raw).items() if name != "content" and value not in _NOTHING}
 
 
 def _outputs(message: Message) -> set[str]:

@@ -72,8 +72,10 @@ class Message:
         return self.role in SYSTEM_ROLES
 
 
-class _Function(msgspec.Struct, frozen=True):
-    name: str = ""
+class Function(msgspec.Struct, frozen=True):
+    """`{"name": "find", "arguments": "{\\"q\\": 1}"}`; of some upstreams the arguments are an object."""
+
+    name: str | None = None
     arguments: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -84,13 +86,14 @@ class _Custom(msgspec.Struct, frozen=True):
 
 class _Call(msgspec.Struct):
     id: str = ""
-    function: _Function | None = None
+    function: Function | None = None
     custom: _Custom | None = None
 
 
 class _Wire(msgspec.Struct):
     role: str
     tool_calls: list[_Call] | None = None
+    function_call: Function | None = None
     thinking_blocks: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -108,7 +111,8 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         raise Odd("odd_message") from error
     held = wire.role == "user" or wire.role in SYSTEM_ROLES
     found = tuple(Text(start, end, text, find(text, tags, count) if held else ()) for start, end, text in held_texts)
-    calls = wire.tool_calls or []
+    legacy = [_Call(function=wire.function_call)] if wire.function_call else []
+    calls = [*(wire.tool_calls or ()), *legacy]
     return Message(
         digest=hashlib.sha256(raw).digest(),
         size_bytes=len(raw),
@@ -167,12 +171,15 @@ def _outside(text: Text) -> str:
 def _words_of_call(call: _Call) -> tuple[str, str]:
     if call.custom is not None:
         return call.custom.name, call.custom.input
-    if call.function is None:
-        return "", ""
-    raw = bytes(call.function.arguments)
+    return words_of(call.function) if call.function else ("", "")
+
+
+def words_of(function: Function) -> tuple[str, str]:
+    """Return a function's name, and what it is called with as it is spelled."""
+    name, raw = function.name or "", bytes(function.arguments)
     if raw.startswith(b'"'):
-        return call.function.name, _string.decode(raw)
-    return call.function.name, raw.decode("utf-8", "replace")
+        return name, _string.decode(raw)
+    return name, "" if raw == b"null" else raw.decode("utf-8", "replace")
 
 
 def _signed(raw: bytes, wire: _Wire) -> bool:

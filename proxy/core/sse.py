@@ -9,36 +9,55 @@ import re
 
 import msgspec
 
-BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+BOUNDARY = re.compile(rb"(?>\r\n|\n|\r){2}")
+_ENDS = (b"\n\n", b"\n\r\n", b"\r\r", b"\r\r\n")
+_CUT = (b"\r\n\r", b"\n\r")
+"""What may yet become a longer blank line."""
 _LONGEST_END = 4
 _USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
 _DONE = re.compile(rb"(?:\A|[\r\n])data:\s*\[DONE\]")
-_ERROR = re.compile(rb'(?:\A|[\r\n])(?:event:\s*error\s*(?:[\r\n]|\Z)|data:\s*\{\s*"error"\s*:\s*[{"])')
+_ERROR_EVENT = re.compile(rb"(?:\A|[\r\n])event:\s*error\s*(?:[\r\n]|\Z)")
+_MAYBE_ERROR = re.compile(rb'"error"\s*:\s*[{"]|"(?:type|object|finish_reason)"\s*:\s*"error"')
 _DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data:[ ]?([^\r\n]*)")
+_BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+_BESIDE_USAGE = frozenset({"choices", "usage", "timings", "x_groq", "stats", "metrics", "perf_metrics"})
+"""Members that are no content: a chunk of usage may have them."""
 
 LARGEST_HELD = 65_536
 """An unfinished event longer than this is passed on as it grows: no usage chunk is that long."""
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: object = None
+
+
 class _Chunk(msgspec.Struct):
-    choices: list[msgspec.Raw] | None = None
+    choices: list[_Choice] | None = None
     usage: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    timings: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: object = None
+    type: object = None
+    kind: object = msgspec.field(name="object", default=None)
+
+    @property
+    def fails(self) -> bool:
+        """Whether it says that the answer has failed, in one of the dialects in which upstreams do."""
+        told = self.error is not None or "error" in (self.type, self.kind)
+        return told or any(choice.finish_reason == "error" for choice in self.choices or ())
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Stream:
-    """One chat stream as it passes. `feed` returns what goes on now: whole events, less a usage chunk nobody wants.
+    """One chat stream as it passes. `feed` returns what goes on now: all that came, less a usage chunk nobody wants.
 
-    An event the network has cut is held until it is whole; should the upstream break off there, it is dropped, so that
-    what follows it can be read.
+    What is held is the line that the network has cut, and an event that may yet be that chunk; should the upstream
+    break off there, it is dropped, so that what follows it can be read.
     """
 
-    __slots__ = ("_held", "_held_bytes", "_letting", "_tail", "choices", "done", "error", "finished", "strip_usage",
+    __slots__ = ("_held", "_last", "_letting", "_stays", "choices", "done", "error", "finished", "strip_usage",
                  "usage_event")  # fmt: skip
 
     def __init__(self, *, strip_usage: bool, choices: int = 1) -> None:
@@ -48,10 +67,10 @@ class Stream:
         self.finished = 0
         self.done = False
         self.error = False
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._tail = b""
+        self._held = bytearray()
+        self._stays = False
         self._letting = False
+        self._last = b""
 
     @property
     def complete(self) -> bool:
@@ -61,42 +80,50 @@ class Stream:
     @property
     def torn(self) -> bool:
         """Whether part of an event was passed on whose end never came."""
-        return self._letting
+        return bool(self._last) and not self._last.endswith(_ENDS)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they come; return the bytes to pass on."""
-        if self._held or self._letting or not data.endswith(_ENDS):
+        if self._held or self.torn or not data.endswith(_ENDS):
             data = self._gather(data)
+            self._last = (self._last + data[-_LONGEST_END:])[-_LONGEST_END:]
         return self._look(data) if data else b""
 
     def end(self) -> bytes:
         """Return what is still held when the upstream closed in good order: an end without a blank line."""
-        held, self._held = b"".join(self._held), []
+        held = bytes(self._held)
+        self._held.clear()
         return self._look(held) if held else b""
 
     def _gather(self, data: bytes) -> bytes:
-        """Hold what is no whole event yet. Looks at each byte once, however small the pieces are."""
-        seam = self._tail + data
-        offset = len(data) - len(seam)
-        ends = [found.end() + offset for found in BOUNDARY.finditer(seam) if found.end() + offset > 0]
-        self._tail = seam[1 - _LONGEST_END :]
-        if ends:
-            whole = b"".join([*self._held, data[: ends[-1]]])
-            self._letting = False
-            self._held, self._held_bytes = [], 0
-            data = data[ends[-1] :]
-            if not data:
-                self._tail = b""
-        else:
-            whole = b""
-        if self._letting or self._held_bytes + len(data) > LARGEST_HELD:
-            self._letting = bool(data)
-            whole = b"".join([whole, *self._held, data])
-            self._held, self._held_bytes = [], 0
-        elif data:
-            self._held.append(data)
-            self._held_bytes += len(data)
-        return whole
+        """Hold what may not go on yet. Looks at each byte once or twice, however small the pieces are."""
+        passed = b""
+        if self._letting:
+            end = next((at for at in map(self._in_new, BOUNDARY.finditer(self._last + data)) if at > 0), None)
+            self._letting = end is None
+            passed, data = (data, b"") if end is None else (data[:end], data[end:])
+        held, seen = self._held, max(0, len(self._held) - _LONGEST_END + 1)
+        held += data
+        ends = (
+            found.end() for found in BOUNDARY.finditer(held, seen) if found[0] not in _CUT or found.end() < len(held)
+        )
+        end = max(ends, default=0)
+        self._stays = self._stays and not end
+        if not self._stays and (b"\n" in data or b"\r" in data):
+            lines = max(end, held.rfind(b"\n") + 1, held.rfind(b"\r") + 1)
+            if all(map(_goes_on, bytes(held[end:lines]).splitlines())):
+                end = lines
+            else:
+                self._stays = True
+        if len(held) - end > LARGEST_HELD:
+            self._letting, self._stays, end = True, False, len(held)
+        passed += held[:end]
+        del held[:end]
+        return passed
+
+    def _in_new(self, found: re.Match[bytes]) -> int:
+        """Say where in the new bytes a boundary ends that was found in the last ones and these."""
+        return found.end() - len(self._last)
 
     def _look(self, data: bytes) -> bytes:
         """Note what events say of the stream itself."""
@@ -104,24 +131,52 @@ class Stream:
             self.finished += len(_FINISH.findall(data))
         if b"[DONE]" in data and _DONE.search(data):
             self.done = True
-        if b"error" in data and _ERROR.search(data):
+        if b"error" in data and (_ERROR_EVENT.search(data) or (_MAYBE_ERROR.search(data) and _any_fails(data))):
             self.error = True
         return self._without_usage(data) if _USAGE.search(data) else data
 
     def _without_usage(self, data: bytes) -> bytes:
         kept = []
         for event in events(data):
-            if not _USAGE.search(event):
-                kept.append(event)
-                continue
-            chunk = payload(event)
+            chunk = payload(event) if _USAGE.search(event) else None
             if chunk is None:
                 kept.append(event)
                 continue
             self.usage_event = event
-            if not (self.strip_usage and chunk.choices == [] and chunk.usage is not msgspec.UNSET):
-                kept.append(event)
+            takes = self.strip_usage and not chunk.choices and chunk.usage is not msgspec.UNSET and _only_usage(event)
+            kept.append(_before_data(event) if takes else event)
         return b"".join(kept)
+
+
+def _goes_on(line: bytes) -> bool:
+    """Whether a line may go on before its event is whole: no usage chunk comes of it, and its data end with it."""
+    found = _DATA.match(line)
+    if found is None:
+        return True
+    value = found[1].strip()
+    whole = value.count(b"{") == value.count(b"}") and value.count(b"[") == value.count(b"]")
+    return whole and value.endswith((b"}", b"]")) and not _USAGE.search(line)
+
+
+def _any_fails(data: bytes) -> bool:
+    return any(chunk.fails for chunk in map(payload, events(data)) if chunk is not None)
+
+
+def _only_usage(event: bytes) -> bool:
+    """Whether nothing is lost with a chunk of usage: what stands beside it is about the answer, no part of it."""
+    members = {name: bytes(value) for name, value in _members.decode(data(event)).items() if name not in _BESIDE_USAGE}
+    return "error" not in members and not any(value[:1] in b"{[" and value[1:-1].strip() for value in members.values())
+
+
+def _before_data(event: bytes) -> bytes:
+    """Return an event's lines in front of its data: a comment that keeps the connection alive."""
+    found = _DATA.search(event)
+    return event[: found.start()] if found else event
+
+
+def begins(data: bytes) -> bool:
+    """Whether bytes are the beginning of an event stream."""
+    return _BEGINS.match(data) is not None
 
 
 def events(data: bytes) -> list[bytes]:

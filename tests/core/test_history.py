@@ -81,6 +81,38 @@ def test_an_answer_keeps_the_form_it_first_went_back_in(talk: Open) -> None:
 
 
 @pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        pytest.param({"name": "alice"}, {"name": "carol"}, id="another name"),
+        pytest.param({"prefix": True}, {}, id="a prefill that is none any more"),
+        pytest.param({}, {"reasoning_content": "because"}, id="reasoning added"),
+        pytest.param({"audio": {"id": "old"}}, {"audio": {"id": "new"}}, id="a reference"),
+        pytest.param({"refusal": "no"}, {"refusal": "never"}, id="a refusal"),
+        pytest.param({"images": [{"url": "a"}]}, {"images": [{"url": "b"}]}, id="pictures"),
+    ],
+)  # fmt: skip
+def test_what_a_message_bears_beside_its_words_is_the_clients_to_say(
+    was: dict[str, object], now: dict[str, object], talk: Open
+) -> None:
+    """Replay fills in what was left out, and no older form takes the place of what the client sends."""
+    named = talk()
+    named.say(chat(user(FIRST)), "ok")
+    named.say(chat(user(FIRST), {**OK, **was}, user("Two?")), "ok")
+    sent = messages(named.say(chat(user("One, please?"), {**OK, **now}, user("Two?"), OK, user("Three?"))))
+    assert sent[1:3] == [user(FIRST), {**OK, **now}]
+
+
+@pytest.mark.parametrize("empty", [None, [], {}, ""])
+def test_members_that_hold_nothing_say_nothing(empty: object, talk: Open) -> None:
+    """Clients send answers back as their SDK has them."""
+    named = talk()
+    named.say(chat(user(FIRST)), "ok")
+    first = named.say(chat(user(FIRST), {**OK, "refusal": empty, "annotations": empty}, user("Two?")), "ok")
+    again = named.say(chat(user("One, please?"), OK, user("Two?"), OK, user("Three?")))
+    assert again.startswith(first.removesuffix(b"]}"))
+
+
+@pytest.mark.parametrize(
     ("first", "older", "newest", "brought"),
     [
         pytest.param("a.md", [note("a.md", 2)], [], note("a.md", 2), id="a new version"),

@@ -60,6 +60,42 @@ def test_an_answer_is_found_again(message: dict[str, object]) -> None:
     assert of_stream(stream(*deltas) + b"data: [DONE]\n\n") == (sent_back(message),)
 
 
+PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Fine."}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        pytest.param(answer({"content": PARTS}), {"content": "Fine."}, id="parts"),
+        pytest.param(stream({"content": PARTS[:1]}, {"content": PARTS[1:]}), {"content": PARTS}, id="parts, streamed"),
+        pytest.param(b"\xef\xbb\xbf" + stream({"content": "Fine."}), {"content": "Fine."}, id="a BOM"),
+        pytest.param(b"\xef\xbb\xbf" + answer({"content": "Fine."}), {"content": "Fine."}, id="a BOM in JSON"),
+        pytest.param(
+            stream({"content": "Fine."}).replace(b'"index":0', b'"index":null'), {"content": "Fine."}, id="no index"
+        ),
+        pytest.param(
+            stream({"tool_calls": [call("f", "1", index=0.0)]}, {"tool_calls": [call("", "2", index=0)]}),
+            {"content": None, "tool_calls": [call("f", "12")]},
+            id="an index that is no whole number",
+        ),
+        pytest.param(
+            stream({"function_call": {"name": "f", "arguments": "{"}}, {"function_call": {"arguments": "}"}}),
+            {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            id="the older form of a call",
+        ),
+        pytest.param(
+            b'{"choices":[{"message":{"content":"","tool_calls":[{"function":{"name":"f","arguments":{"a": 1}}}]}}]}',
+            {"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]},
+            id="arguments that are an object",
+        ),
+    ],
+)
+def test_odd_answers_are_found_again(raw: bytes, message: dict[str, object]) -> None:
+    """Read as leniently as clients read them."""
+    read = of_answer if raw.removeprefix(b"\xef\xbb\xbf").startswith(b"{") else of_stream
+    assert read(raw) == (sent_back({"role": "assistant", **message}),)
+
+
 def test_parts_sent_back_are_the_same_words() -> None:
     """A client that stores a string as parts still continues the conversation."""
     parts = {"role": "assistant", "content": [{"type": "text", "text": "Fine,"}, {"type": "text", "text": "thanks."}]}

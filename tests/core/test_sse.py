@@ -88,14 +88,85 @@ def _stripped(raw: bytes) -> set[bytes]:
 
 @settings(deadline=None)
 @given(streams(), st.integers(0, 5_000))
-def test_what_goes_on_before_a_break_is_whole_events(raw: bytes, cut: int) -> None:
-    """Should the upstream break off, no half event has been passed on."""
+def test_what_goes_on_before_a_break_is_whole_lines(raw: bytes, cut: int) -> None:
+    """Should the upstream break off, no half line has been passed on, and what follows is told to begin anew."""
     tap = Stream(strip_usage=False)
     broken = raw[: cut % (len(raw) + 1)]
     out = b"".join(tap.feed(piece) for piece in bytewise(broken))
-    assert not tap.torn
+    assert tap.torn is not (out == b"" or out.endswith((b"\n\n", b"\r\n\r\n")))
     assert raw.startswith(out)
-    assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n"))
+    assert out == b"" or out.endswith((b"\n", b"\r"))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b": ping", b":", b"", b"id: 1", b"event: message", b'data: {"choices":[{"delta":{"content":"a"}}]}',
+        b'data:{"choices":[],"usage":null}', b"data: [DONE]", b'data: {"error":"x"}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_usage_goes_on_at_once(line: bytes, end: bytes) -> None:
+    """A sign of life, and streams whose events end with one line end: nobody waits for what comes next."""
+    tap = Stream(strip_usage=True)
+    assert b"".join(map(tap.feed, bytewise(line + end))) == line + end
+    assert tap.feed(line + end) == line + end
+
+
+@pytest.mark.parametrize("strip", [True, False])
+@pytest.mark.parametrize(
+    "beside", [b'"choices":[]', b'"choices":null', b'"id":"x"', b'"choices":[],"x_groq":{"usage":{}},"metrics":{"a":1}']
+)
+def test_a_chunk_of_usage_has_many_forms(beside: bytes, strip: bool) -> None:
+    """With no choices in whatever spelling, and with what else servers tell of an answer."""
+    chunk = b"data: {" + beside + b',"usage":{"prompt_tokens":9}}\n\r\n'
+    assert feed([chunk], strip=strip)[0] == (b"" if strip else chunk)
+    assert feed(bytewise(chunk), strip=strip)[0] == (b"" if strip else chunk)
+
+
+@pytest.mark.parametrize(
+    "beside", [b'"error":{"message":"x"}', b'"error":"x"', b'"citations":["a"]', b'"prompt_filter_results":[{"a":1}]']
+)
+def test_what_is_more_than_usage_is_passed_on(beside: bytes) -> None:
+    """Nothing is lost that stands in one chunk with it."""
+    chunk = b'data: {"choices":[],' + beside + b',"usage":{"prompt_tokens":9}}\n\n'
+    assert feed([chunk])[0] == chunk
+
+
+def test_a_sign_of_life_in_front_of_usage_is_passed_on() -> None:
+    """However the network cuts it."""
+    raw = b": ping\n" + USAGE + b"\n\n"
+    assert feed([raw])[0] == feed(bytewise(raw))[0] == b": ping\n"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"id":"x","error":{"message":"m"},"choices":[]}',
+        b'{"type":"error","error":{"message":"m"}}',
+        b'{"type" : "error","message":"m"}',
+        b'{"object":"error","message":"m"}',
+        b'{"choices":[{"index":0,"delta":{},"finish_reason":"error"}]}',
+    ],
+)
+def test_an_error_is_known_in_whatever_dialect(chunk: bytes) -> None:
+    """The answer has failed, and nobody adds an error of his own."""
+    *_, error, complete, _ = feed([b"data: " + chunk + b"\n\n" + DONE + b"\n\n"])
+    assert (error, complete) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"choices":[{"delta":{"content":"\\"error\\": {"}}]}',
+        b'{"choices":[{"delta":{},"error":"x"}]}',
+        b'{"error":null,"choices":[]}',
+        b'{"choices":[{"delta":{"tool_calls":[{"type":"error"}]}}]}',
+    ],
+)
+def test_what_only_speaks_of_an_error_is_none(chunk: bytes) -> None:
+    """In an answer's words, or in a part of it."""
+    assert feed([b"data: " + chunk + b"\n\n"])[3] is False
 
 
 @pytest.mark.parametrize("strip", [True, False])

@@ -372,14 +372,14 @@ def always(
     return script
 
 
-def streaming(pieces: Iterable[bytes], *headers: str) -> Script:
+def streaming(pieces: Iterable[bytes], *headers: str, kind: str = "text/event-stream") -> Script:
     """Answer every request with an event stream sent in these pieces."""
     fixed = tuple(pieces)
 
     async def script(wire: Wire) -> None:
         while True:
             await wire.request()
-            await wire.begin_stream(*headers)
+            await wire.begin_stream(*headers, kind=kind)
             for piece in fixed:
                 await wire.send_chunk(piece)
             await wire.send_chunk(b"")

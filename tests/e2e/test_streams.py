@@ -452,6 +452,37 @@ async def test_a_stream_where_json_was_asked_for() -> None:
         assert await proxy.settled(1) == {"ok": 1}
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/json", "application/octet-stream", ""])
+async def test_a_stream_under_another_name(kind: str) -> None:
+    """It comes event by event, read for its usage, which who did not ask for does not see."""
+    pieces = [*WHOLE[:3], usage_chunk(7, 2), DONE]
+    async with scripted(streaming(pieces, kind=kind)) as upstream, strata(upstream.url) as proxy:
+        answer = await proxy.post(STREAM)
+        assert answer.content == b"".join([*WHOLE[:3], DONE])
+        assert answer.headers["content-type"] == kind
+        await proxy.settled(1)
+        assert await proxy.total("strata_input_tokens_total") == 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "stream"),
+    [
+        (b'{"error":{"message":"overloaded"}}', False),
+        (b'data: {"id":"x","error":{"message":"m"},"choices":[]}\n\n' + DONE, True),
+    ],
+)
+async def test_an_answer_that_is_an_error_is_recorded_as_one(answer: bytes, stream: bool) -> None:
+    """Whatever its status; and nobody expects the prompt cache to hold what it was asked."""
+    script = streaming([answer]) if stream else always(answer)
+    body = {**(STREAM if stream else chat_body()), "messages": [{"role": "system", "content": "word " * 3_000}]}
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        for _ in range(2):
+            passed = await proxy.post(body)
+            assert passed.content == answer
+            assert "x-strata-predicted-cached-tokens" not in passed.headers
+        assert await proxy.settled(2) == {"upstream_error": 2}
+
+
 async def test_slow_reader_pauses_the_upstream() -> None:
     """A client that stops reading stops the upstream, and the proxy does not hold the answer for it."""
     sent = 0
