@@ -28,6 +28,7 @@ from proxy.core import plan, render, request, tokens
 from proxy.core.items import Tags
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
+from proxy.core.policy import Policy
 from proxy.memo import Analyst, TokenScale, count
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -84,7 +85,7 @@ class Guard:
             found,
             NOTHING,
             model=describe(found.model),
-            policy=plan.Policy(
+            policy=Policy(
                 mode="layered", budget_tokens=budget + RESERVE, reserve_tokens=RESERVE, over_budget="forward"
             ),
             named=False,

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Protocol
 
 import orjson
-from proxy.core import items, plan, render
-from proxy.core.epoch import Profile
+from proxy.core import items, render
+from proxy.core.policy import Policy, Promotion
 from proxy.core.prefix import Ledger, Step
+from proxy.core.profile import Profile
 from proxy.memo import TokenScale, count
 from proxy.offline import Offline
 from proxy.simulator.accounting import OPENAI, VLLM, PromptCache, Rules, cost
@@ -93,11 +94,11 @@ class Trimmed:
 class Strata:
     """The product with one promotion."""
 
-    def __init__(self, promotion: plan.Promotion, rules: Rules, budget_tokens: int | None) -> None:
+    def __init__(self, promotion: Promotion, rules: Rules, budget_tokens: int | None) -> None:
         self.name = promotion
         self.broke: Counter[str] = Counter()
         self.steps: tuple[Step, ...] = ()
-        self._policy = plan.Policy(
+        self._policy = Policy(
             mode="layered",
             promotion=promotion,
             budget_tokens=budget_tokens,

@@ -10,10 +10,18 @@ A chat request's life (`pipeline.Pipeline.handle`), and the value each step make
     forward   Plan → core.render → bytes      to the upstream (forward, upstream) and back as it comes (relay, core.sse)
     record    → observe.record.Record         one, always, last; metrics, log line, receipt and memory are projections
 
-The ideas have a page each in core: `chain`, by what a conversation knows itself again; `lineage`, what was forwarded
-for it; `known`, who goes on; `epoch`, when history is compacted; `template` and `form`, what of L1 changes; `library`,
-L2; `recurring` and `recipe`, what an anonymous client sends again; `window`, what a windowed one left out; `cut` and
-`guard`, what a limit takes; `prefix`, what the prompt cache should hold; `divergence` and `cause`, why it did not.
+The ideas have a page each in core:
+
+    chain        each message's place, by which a conversation knows itself again
+    lineage      which earlier requests one extends, what was forwarded for them; `known`, the same from digests alone
+    epoch        a span in which a prompt only grows, and the policy that ends it; `profile`, a provider's prompt cache
+    template     what of L1 is stable, over a tenant's lineages; `form`, in one lineage; `align`, line beside line
+    library      L2, what stands in it and for whom; `reference`, what is named instead of repeated
+    recurring    what an anonymous client sends again; `recipe` and `remake`, how its turns are put back
+    window       what a windowed client left out
+    guard        what a limit takes, cheapest loss first; `cut`, what it took; `budget`, the limit and its grid
+    promotion    how all this makes a named conversation's prompt; `anonymous`, another's; `draft`, what comes of it
+    prefix       what the prompt cache should hold; `divergence` and `cause`, why it did not
 
 Everything that is no chat goes through `passthrough`; the proxy's own routes are in `admin`.
 

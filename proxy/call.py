@@ -13,7 +13,8 @@ from proxy.core.divergence import Break, Trace
 from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.models import Model, describe
-from proxy.core.plan import Plan, Policy
+from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.prefix import Step
 from proxy.core.price import Amount, Price, cost
 from proxy.core.quota import Kind, nanos

@@ -18,7 +18,8 @@ from proxy.core.known import Lesson, known
 from proxy.core.lineage import NOTHING
 from proxy.core.lines import Line
 from proxy.core.models import NO_WINDOWS, describe
-from proxy.core.plan import Plan, Policy
+from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.prefix import Step
 from proxy.core.reply import of_answer
 from proxy.core.request import Request, read

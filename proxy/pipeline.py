@@ -18,7 +18,8 @@ from proxy.core import conversation, plan
 from proxy.core.known import Known
 from proxy.core.lineage import Recalled
 from proxy.core.models import describe
-from proxy.core.plan import Plan, Policy
+from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.price import Amount, Price, cost
 from proxy.core.quota import nanos
 from proxy.core.request import Request, read

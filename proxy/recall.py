@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from proxy.background import Background
 from proxy.call import LONG_BYTES, Call
 from proxy.core import budget, chain, history, library, lineage, window
+from proxy.core.epoch import NO_EPOCH
 from proxy.core.known import NOTHING_KNOWN, Known, Lesson, known
-from proxy.core.lineage import NO_EPOCH, NOTHING, Recalled
+from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.models import Model
 from proxy.core.plan import Plan
 from proxy.core.request import Request, read

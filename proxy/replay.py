@@ -20,13 +20,13 @@ import msgspec
 from proxy.core import divergence, layers
 from proxy.core import usage as usages
 from proxy.core.cause import attribute
-from proxy.core.epoch import Profile
+from proxy.core.draft import Draft, Slot
 from proxy.core.items import BUILTIN, Tags
-from proxy.core.layers import Draft, Slot
 from proxy.core.models import NO_WINDOWS, OTHER, describe
-from proxy.core.plan import Policy
+from proxy.core.policy import Policy
 from proxy.core.prefix import Ledger, Step
 from proxy.core.price import Amount, Price, cost
+from proxy.core.profile import Profile
 from proxy.core.request import Request
 from proxy.errors import Odd, StrataError
 from proxy.memo import TokenScale

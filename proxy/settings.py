@@ -12,6 +12,8 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from proxy.core.policy import Mode, OverBudget, Promotion
+
 PREFIX = "STRATA_"
 DIGESTED = "sha256:"
 
@@ -74,8 +76,6 @@ def _object(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_list)]
-Mode = Literal["layered", "observe"]
-OverBudget = Literal["forward", "reject"]
 Tokens = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -206,7 +206,7 @@ class Settings(BaseSettings):
     mode: Mode = Field(
         "layered", description="`observe` forwards the client's bytes as they are and records what they did."
     )
-    promotion: Literal["deferred", "eager"] = Field(
+    promotion: Promotion = Field(
         "deferred",
         description="When items enter L2: at an epoch's end, or (`eager`) on the turn after they were attached.",
     )

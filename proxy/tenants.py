@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.epoch import USUAL, Profile
-from proxy.core.plan import Policy
+from proxy.core.policy import Policy
+from proxy.core.profile import USUAL, Profile
 from proxy.core.quota import KINDS, Kind, Quotas, nanos
 from proxy.environment import digest, held
 from proxy.errors import NO_MODEL, UNKNOWN_KEY, StrataError

@@ -10,7 +10,7 @@ import contextlib
 
 from proxy.call import Call
 from proxy.core import divergence, lineage, measure, prefix
-from proxy.core.layers import Draft
+from proxy.core.draft import Draft
 from proxy.core.models import Encoding, Model
 from proxy.core.plan import Plan
 from proxy.core.prefix import Ledger

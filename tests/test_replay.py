@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.core.epoch import Profile
-from proxy.core.plan import Policy
+from proxy.core.policy import Policy
 from proxy.core.price import Price, Rates
+from proxy.core.profile import Profile
 from proxy.memo import TokenScale
 from proxy.replay import Recorded, Replay, Report, Skipped, lines
 from proxy.replaying import picture

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from proxy.core.divergence import Break, Trace
-from proxy.core.epoch import Profile
+from proxy.core.profile import Profile
 
 Cause = Literal["new", "cold_start", "expired", "changed", "below_minimum", "provider_miss", "unreported"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)

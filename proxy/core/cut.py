@@ -23,7 +23,7 @@ class Cut:
     gone: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        gone = frozenset(index for span in self.dropped for index in range(span.start, span.end))
+        gone = frozenset(index for span in self.dropped for index in span.indexes)
         object.__setattr__(self, "gone", gone)
 
     def drops(self, index: int) -> bool:

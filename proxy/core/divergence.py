@@ -15,9 +15,9 @@ import orjson
 
 from proxy.core import render
 from proxy.core.body import elements
+from proxy.core.draft import SEPARATOR, Draft
+from proxy.core.epoch import Reason
 from proxy.core.kind import Kind, local
-from proxy.core.layers import SEPARATOR, Draft
-from proxy.core.lineage import Reason
 from proxy.core.measure import Name, Scale
 from proxy.core.message import texts
 from proxy.core.request import Request

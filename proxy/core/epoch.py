@@ -1,43 +1,57 @@
-"""When an epoch ends: one small policy over what it costs to go on and what it costs to begin anew.
+"""An epoch: a span of a lineage in which the forwarded prompt only grows at its end; and the policy that ends it.
 
-Within an epoch the forwarded prompt only grows at its end. Ending it re-reads everything behind L1 once, and gets rid
-of what is only carried along: superseded versions, items the client no longer sends, old references.
+Ending it re-reads everything behind L1 once, and gets rid of what is only carried along: superseded versions, old
+references, items that the client no longer sends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from proxy.core.lineage import Epoch, Reason
+from proxy.core.chain import Place
+from proxy.core.items import Item
+from proxy.core.profile import Profile
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A provider's prompt cache: prices as shares of an uncached token's, how long it lasts, what it counts in.
-
-    Below `minimum_tokens` it holds nothing; what it holds comes in whole blocks. `system_last` says whether it takes a
-    system message at the end of a prompt, there and not at its head.
-    """
-
-    read: float = 0.10
-    write: float = 1.0
-    lifetime_seconds: float = 3_600.0
-    minimum_tokens: int = 1_024
-    block_tokens: int = 128
-    system_last: bool = False
-
-
-USUAL = Profile()
+Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+NO_EPOCH: Place = b""
 
 LEAST_DEAD_TOKENS = 512
 """Less is not worth taking away what somebody attached a moment ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """An epoch at one request. `dead_tokens` are carried along for nothing; `live_tokens` would be read anew.
+class Epoch:
+    """What one epoch began with. It began at `place`, for `reason`.
 
-    `rewritten` says whether anything forwarded so far is not the client's own.
+    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` are digests of the client's own. What
+    the limit took: `dropped` are runs of messages, each by its first and last place; `shortened` are the messages that
+    keep head and tail; `packed` says whether the context of the turn it began with is; `summary` is the place up to
+    which a summary tells what went. `rewritten`: something was forwarded that is not the client's own.
+    """
+
+    place: Place
+    number: int
+    started: float
+    reason: Reason
+    leading: tuple[bytes, ...]
+    l1: bytes
+    tools: bytes
+    library: tuple[Item, ...] = ()
+    dropped: tuple[tuple[Place, Place], ...] = ()
+    shortened: frozenset[Place] = frozenset()
+    packed: bool = False
+    summary: Place = b""
+    rewritten: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How an epoch stands at one request, were it to go on.
+
+    `dead_tokens` are carried along for nothing, `live_tokens` would be read anew if it ended; `turns` began since it
+    did. `rewritten`: something forwarded so far is not the client's own.
     """
 
     l1: bytes
@@ -52,25 +66,31 @@ class State:
 
 
 def ends(epoch: Epoch, state: State, profile: Profile) -> Reason | None:
-    """Return why the epoch ends with this request, or None: it goes on.
-
-    A change of L1 or of the tools costs the re-read anyway. Dead weight is weighed as one weighs renting against
-    buying: it is paid at the read price every turn, and the epoch may be expected to last as long again as it has.
-    Cold alone ends nothing, and where nothing was ever rewritten there is nothing to compact. Signed reasoning is
-    accepted back only behind what it was made from: then the limit alone ends an epoch.
-    """
+    """Return why the epoch ends with this request; None where it goes on."""
     if not state.fits:
         return "limit"
-    if state.l1 != epoch.l1 and not state.rewritten:
-        return "l1_changed"
-    if state.signed or not state.rewritten:
+    if not state.rewritten:
+        # There is nothing to compact: the next epoch, too, is the client's own bytes.
+        return "l1_changed" if state.l1 != epoch.l1 else None
+    if state.signed:
+        # Signed reasoning is accepted back only behind what it was made from.
         return None
+    # A change of L1 or of the tools costs the re-read anyway.
     if state.l1 != epoch.l1:
         return "l1_changed"
     if state.tools != epoch.tools:
         return "tools_changed"
-    weighs = state.dead_tokens * profile.read * state.turns > state.live_tokens * (profile.write - profile.read)
-    if weighs and state.dead_tokens >= LEAST_DEAD_TOKENS:
+    if state.dead_tokens >= LEAST_DEAD_TOKENS and _carrying(state, profile) > _reading_anew(state, profile):
         return "dead_weight"
     cold = state.idle_seconds is not None and state.idle_seconds > profile.lifetime_seconds
     return "cold" if cold and state.dead_tokens > state.live_tokens else None
+
+
+def _carrying(state: State, profile: Profile) -> float:
+    """Return what the dead weight will cost, read every turn: an epoch is expected to last as long again as it has."""
+    return state.dead_tokens * profile.read * state.turns
+
+
+def _reading_anew(state: State, profile: Profile) -> float:
+    """Return what one re-read costs more than going on reading from the prompt cache."""
+    return state.live_tokens * (profile.write - profile.read)

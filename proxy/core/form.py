@@ -6,21 +6,16 @@ volatile: from then on its value stands among the current values, and L1 names t
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Literal
 
 from proxy.core import lines as text_lines
+from proxy.core.align import Gap, Sides, align, gaps, sides
 from proxy.core.lines import Block, Key, Line
 
 Role = Literal["kept", "behind", "volatile"]
-Gap = tuple[Key, Key]
-"""The stable lines on both sides; empty at the prompt's ends."""
-
 MOST_LEARNED = 256
 """A prompt in which more places change is no template."""
 _LARGEST = 1 / 3
@@ -39,7 +34,7 @@ class Form:
     lines: tuple[Key, ...] = ()
     behind: frozenset[int] = frozenset()
     slots: tuple[int, ...] = ()
-    edited: frozenset[Gap] = frozenset()
+    edited: frozenset[Sides] = frozenset()
     template: bytes = b""
 
 
@@ -50,9 +45,9 @@ class Lessons:
     `edits` is what came in a gap when it changed, so that a second value is known to be another.
     """
 
-    gaps: frozenset[Gap] = frozenset()
+    gaps: frozenset[Sides] = frozenset()
     words: frozenset[bytes] = frozenset()
-    edits: Mapping[Gap, bytes] = field(default_factory=dict)
+    edits: Mapping[Sides, bytes] = field(default_factory=dict)
 
     def also(self, other: Lessons) -> Lessons:
         """Add what else was learned, within bounds."""
@@ -87,9 +82,9 @@ class Roles:
     def kept(self, *, until: int | None = None) -> int:
         """Return the characters of the lines that stay in place."""
         each = zip(self.lines[:until], self.each[:until], strict=True)
-        return sum(line.end - line.start for line, role in each if role == "kept")
+        return sum(line.size for line, role in each if role == "kept")
 
-    def form(self, template: bytes, words: Container[bytes], edited: frozenset[Gap] = frozenset()) -> Form:
+    def form(self, template: bytes, words: Container[bytes], edited: frozenset[Sides] = frozenset()) -> Form:
         """Return the form they make where these `words` tell a value."""
         keys: list[Key] = []
         behind, slots, untold = set[int](), set[int](), set[int]()
@@ -102,7 +97,7 @@ class Roles:
                 behind |= {len(keys)} if role == "behind" else set()
                 keys.append(line.key)
         slots |= {len(keys)} if len(self.lines) in self.empty else set()
-        edited |= {beside(keys, at, at) for at in untold}
+        edited |= {sides(keys, at, at) for at in untold}
         return Form(tuple(keys), frozenset(behind), tuple(sorted(slots)), edited, template)
 
     def settle(self) -> None:
@@ -124,7 +119,7 @@ class Roles:
             ends = {self.each[block.first], self.each[block.last]}
             if block.first < block.last and ends != {"kept"}:
                 self.mark(range(block.first, block.last + 1), "volatile" if "volatile" in ends else "behind")
-        size = sum(line.end - line.start for line in self.lines)
+        size = sum(line.size for line in self.lines)
         return before - self.kept() <= _LARGEST * size
 
 
@@ -167,25 +162,10 @@ def follow(
         same = change.edited <= form.edited
         return Followed(roles, form if same else dataclasses.replace(form, edited=form.edited | change.edited))
     became = roles.form(form.template, known.words | change.words, form.edited | change.edited)
-    known_slots = {beside(form.lines, at, at) for at in form.slots}
-    slots = frozenset(beside(became.lines, at, at) for at in became.slots) - known_slots
+    known_slots = {sides(form.lines, at, at) for at in form.slots}
+    slots = frozenset(sides(became.lines, at, at) for at in became.slots) - known_slots
     lessons = Lessons(slots, frozenset(change.words), change.edits)
     return Followed(roles, became, lessons, change.broke or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Between two lines that stand in both: stable lines `low:high` are gone, the request's `first:last` are new."""
-
-    low: int
-    high: int
-    first: int
-    last: int
-
-    @property
-    def new(self) -> range:
-        """The request's lines."""
-        return range(self.first, self.last)
 
 
 class _Change:
@@ -195,26 +175,26 @@ class _Change:
         self._roles, self._was, self._known, self._shared = roles, form, known, shared
         self._blocks: tuple[Block, ...] | None = None
         self.broke: int | None = None
-        self.edited: frozenset[Gap] = frozenset()
-        self.edits: dict[Gap, bytes] = {}
+        self.edited: frozenset[Sides] = frozenset()
+        self.edits: dict[Sides, bytes] = {}
         self.words: set[bytes] = set()
 
-    def is_value(self, gap: Between) -> bool:
+    def is_value(self, gap: Gap) -> bool:
         """Whether all that stands in a slot is its value: not where some is known by its words and some is not."""
         recognised = [self._recognised(at) for at in gap.new]
-        return all(recognised) or not any(recognised) or beside(self._was.lines, gap.low, gap.high) in self._was.edited
+        return all(recognised) or not any(recognised) or sides(self._was.lines, gap.low, gap.high) in self._was.edited
 
-    def hold(self, gap: Between) -> None:
+    def hold(self, gap: Gap) -> None:
         """Whatever others teach later, what its words do not tell stays a value here."""
         if not all(self._recognised(at) for at in gap.new):
-            self.edited |= {beside(self._was.lines, gap.low, gap.high)}
+            self.edited |= {sides(self._was.lines, gap.low, gap.high)}
 
-    def take(self, gap: Between, *, slot: bool) -> None:
+    def take(self, gap: Gap, *, slot: bool) -> None:
         """Say what the lines of one gap are."""
         self.broke = gap.first if self.broke is None else self.broke
         new = [self._roles.lines[at].key for at in gap.new]
         gone = self._was.lines[gap.low : gap.high]
-        where = beside(self._was.lines, gap.low, gap.high)
+        where = sides(self._was.lines, gap.low, gap.high)
         behind = bool(gone) and all(at in self._was.behind for at in range(gap.low, gap.high))
         self._roles.mark(gap.new, "behind" if behind else "kept")
         counted = new and [text_lines.words(key) for key in new] == [text_lines.words(key) for key in gone]
@@ -230,19 +210,19 @@ class _Change:
             recognised = [at for at in gap.new if self._recognised(at)]
             volatile = recognised or (gap.new if slot else [])
             self.edited |= {where}
-            self.edits[where] = digest(new)
+            self.edits[where] = text_lines.digest(new)
         self._roles.mark(volatile, "volatile")
 
     def _recognised(self, at: int) -> bool:
         return text_lines.words(self._roles.lines[at].key) in self._known.words
 
-    def _changed_before(self, where: Gap, new: Sequence[Key], *, slot: bool) -> bool:
+    def _changed_before(self, where: Sides, new: Sequence[Key], *, slot: bool) -> bool:
         """Whether this is the second value here: in this lineage, or in another that was given another one."""
         edit = self._known.edits.get(where)
-        taught = (not slot and where in self._known.gaps) or (edit is not None and edit != digest(new))
+        taught = (not slot and where in self._known.gaps) or (edit is not None and edit != text_lines.digest(new))
         return where in self._was.edited or taught
 
-    def _block(self, gap: Between, gone: Sequence[Key]) -> range | None:
+    def _block(self, gap: Gap, gone: Sequence[Key]) -> range | None:
         """Return the lines of the small block that changed, came or went: data, which is one value as a whole."""
         lines = self._roles.lines
         if text_lines.whole(lines[at].key for at in gap.new) and text_lines.whole(gone):
@@ -256,72 +236,5 @@ class _Change:
             if block is None:
                 return None
             inside = range(block.first + 1, block.last)
-        small = sum(lines[at].end - lines[at].start for at in inside) < _LARGEST * sum(
-            line.end - line.start for line in lines
-        )
+        small = sum(lines[at].size for at in inside) < _LARGEST * sum(line.size for line in lines)
         return inside if small else None
-
-
-def align(want: Sequence[Key], have: Sequence[Key]) -> list[int]:
-    """Return for each of `have` where it stands in `want`, or -1; in order.
-
-    Lines that stand once in both are the anchors, the longest run of them in one order (patience); what is alike beside
-    an anchor goes with it. Takes n log n.
-    """
-    most = min(len(want), len(have))
-    head = next((at for at in range(most) if want[at] != have[at]), most)
-    tail = next((at for at in range(most - head) if want[-1 - at] != have[-1 - at]), most - head)
-    match = [*range(head), *([-1] * (len(have) - head - tail)), *range(len(want) - tail, len(want))]
-    for place, at in _anchors(want, have, head, tail):
-        match[at] = place
-    for steps, step in ((range(head, len(have) - tail), 1), (range(len(have) - tail - 1, head - 1, -1), -1)):
-        taken = {place for place in match if place >= 0}
-        for at in steps:
-            near = match[at - step] + step if 0 <= at - step < len(have) and match[at - step] >= 0 else -1
-            if match[at] < 0 and 0 <= near < len(want) and near not in taken and want[near] == have[at]:
-                match[at] = near
-    return match
-
-
-def _anchors(want: Sequence[Key], have: Sequence[Key], head: int, tail: int) -> list[tuple[int, int]]:
-    """Return the longest run of lines that stand once in both, by their places, ascending in each."""
-    left, right = want[head : len(want) - tail], have[head : len(have) - tail]
-    once = {key for key, times in Counter(left).items() if times == 1}
-    once &= {key for key, times in Counter(right).items() if times == 1}
-    where = {key: place for place, key in enumerate(left) if key in once}
-    pairs = [(where[key], at) for at, key in enumerate(right) if key in once]
-    ends: list[int] = []
-    piles: list[int] = []
-    before: list[int] = []
-    for number, (place, _) in enumerate(pairs):
-        pile = bisect.bisect_left(ends, place)
-        before.append(piles[pile - 1] if pile else -1)
-        ends[pile : pile + 1] = [place]
-        piles[pile : pile + 1] = [number]
-    run: list[tuple[int, int]] = []
-    number = piles[-1] if piles else -1
-    while number >= 0:
-        place, at = pairs[number]
-        run.append((place + head, at + head))
-        number = before[number]
-    return run[::-1]
-
-
-def gaps(match: Sequence[int], count: int, also: Collection[int] = ()) -> Iterator[Between]:
-    """Walk what lies between lines that stand in both; where nothing does only at some places, by lines in front."""
-    low = first = 0
-    for at, place in enumerate([*match, count]):
-        if place >= 0:
-            if low != place or first != at or low in also:
-                yield Between(low, place, first, at)
-            low, first = place + 1, at + 1
-
-
-def beside(keys: Sequence[Key], low: int, high: int) -> Gap:
-    """Return the lines on both sides of a gap."""
-    return (keys[low - 1] if low else b"", keys[high] if high < len(keys) else b"")
-
-
-def digest(keys: Sequence[Key]) -> bytes:
-    """Digest lines as one."""
-    return blake2b(b"".join(keys), digest_size=8).digest()

@@ -19,20 +19,18 @@ from typing import Literal, get_args
 from proxy.core import budget, measure, shorten
 from proxy.core.budget import Limit
 from proxy.core.cut import WHOLE, Cut
-from proxy.core.layers import Draft
+from proxy.core.draft import Draft
 from proxy.core.measure import Scale
-from proxy.core.message import Message
+from proxy.core.message import RESULT_ROLES, Message
+from proxy.core.policy import OverBudget
 from proxy.core.request import Request
 from proxy.core.turn import Shape, Span, exchanges
 
-OverBudget = Literal["forward", "reject"]
 Action = Literal[
     "library_outlined", "outputs_shortened", "turns_dropped", "exchanges_dropped", "replies_shortened",
     "context_packed", "library_left_out", "forwarded_over_budget", "rejected",
 ]  # fmt: skip
 ACTIONS: tuple[Action, ...] = get_args(Action)
-
-_OUTPUTS = frozenset({"tool", "function"})
 
 Arrange = Callable[[Cut], Draft]
 """Arranges the prompt with a cut made."""
@@ -128,7 +126,7 @@ class _Ladder:
         self._step = budget.step(limit.base, self._fixed)
         self._saved: dict[int, int] = {}
         self._least = least
-        gone = [all(least.drops(index) for index in range(unit.start, unit.end)) for unit in self._units]
+        gone = [all(least.drops(index) for index in unit.indexes) for unit in self._units]
         self._floor = next((place for place, all_gone in enumerate(gone) if not all_gone), len(gone))
 
     def rungs(self, cut: Cut, uncut: int) -> Iterator[Cut]:
@@ -137,9 +135,9 @@ class _Ladder:
         Turns go only where shortening all that is old is not enough, and then replies are shortened too, so that fewer
         do. What goes is counted as it would stand, shortened; the room a step leaves is given to what is newest, whole.
         """
-        shorter = self._shorter(_OUTPUTS)
+        shorter = self._shorter(RESULT_ROLES)
         if uncut - sum(shorter.values()) > self._target(shorter):
-            shorter = self._shorter(_OUTPUTS | {"assistant"})
+            shorter = self._shorter(RESULT_ROLES | {"assistant"})
         least, target = uncut - sum(shorter.values()), self._target(shorter)
         # What stands shortened is small: a step of the whole would take nearly all of it.
         step = budget.step(min(target, self._base), self._fixed) if shorter else self._step
@@ -169,7 +167,7 @@ class _Ladder:
 
     def _loses(self, unit: Span, shorter: Mapping[int, int]) -> int:
         """Return what goes with a unit, as it would stand shortened."""
-        return sum(self._weights[index] - shorter.get(index, 0) for index in range(unit.start, unit.end))
+        return sum(self._weights[index] - shorter.get(index, 0) for index in unit.indexes)
 
     def _reaches(self, uncut: int, gone: int, shorter: Mapping[int, int]) -> Iterator[int]:
         """Return how far from its start history is shortened, in steps: the first that should do and those behind."""

@@ -11,19 +11,17 @@ import msgspec
 from proxy.core import layers, library, lineage, render, shorten, summary
 from proxy.core.chain import Place
 from proxy.core.cut import Cut
+from proxy.core.draft import L1, Change, Draft, Slot, Values
+from proxy.core.epoch import NO_EPOCH, Epoch, Reason
 from proxy.core.items import Item
-from proxy.core.layers import L1, Change, Draft, Slot, Values
 from proxy.core.library import Library
-from proxy.core.lineage import Epoch, Frozen, Reason, Recalled
-from proxy.core.message import Message
+from proxy.core.lineage import Frozen, Recalled
+from proxy.core.message import Look, Message
 from proxy.core.request import Request
 from proxy.core.turn import Span
 
 _NOTHING: tuple[object, ...] = (None, [], {}, "")
 _members = msgspec.json.Decoder(dict[str, object])
-
-Look = Callable[[bytes], Message]
-"""Analyses a raw message; whoever implements it remembers what it has analysed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +73,7 @@ def outdated(found: Past, slots: Sequence[str]) -> Iterator[str]:
             yield text
 
 
-def resume(
-    request: Request, epoch: Epoch, found: Past, look: Look, *, l1: L1, values: Values, cut: Cut | None = None
-) -> Draft:
+def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: Values, cut: Cut | None = None) -> Draft:
     """Arrange the request as its epoch has it: what was forwarded stands, what is new comes at the end.
 
     Context the client sends in an older turn and that stands nowhere is brought by the newest turn.
@@ -107,7 +103,6 @@ def resume(
         context=(*late, *request.hints.context),
         cut=cut,
         summary=found.told(epoch.summary),
-        l1=l1,
         values=values,
     )
 
@@ -145,9 +140,7 @@ def _as_frozen(request: Request, index: int, raw: bytes, look: Look) -> Slot:
     return Slot(look(raw), raw, fixed=True)
 
 
-def compact(
-    request: Request, found: Past, look: Look, before: Draft, *, l1: L1, values: Values
-) -> Callable[[Cut], Draft]:
+def compact(request: Request, found: Past, look: Look, before: Draft, *, values: Values) -> Callable[[Cut], Draft]:
     """Return how to arrange a new epoch: L1 afresh, items in use in L2, history as bare turns.
 
     Where turns go and a summary of them is known, it stands in their place.
@@ -173,7 +166,7 @@ def compact(
         mine = list(slots)
         shorten_slots(mine, request, cut.shortened, look)
         return layers.arrange(
-            mine, parts, library=shelf, lasting=True, context=context, cut=cut, summary=told, l1=l1, values=values
+            mine, parts, library=shelf, lasting=True, context=context, cut=cut, summary=told, values=values
         )
 
     return arrange
@@ -189,7 +182,7 @@ def begin(request: Request, draft: Draft, found: Past, *, reason: Reason, now: f
     """Return the epoch that begins with this request, to be stored beside what is forwarded."""
     leading = tuple(render.sent(request, draft, index) for index in range(draft.leading))
     return Epoch(
-        place=request.places[-1] if request.places else lineage.NO_EPOCH,
+        place=request.places[-1] if request.places else NO_EPOCH,
         number=found.epoch.number + 1 if found.epoch else 0,
         started=now,
         reason=reason,
@@ -260,7 +253,7 @@ def written(request: Request, draft: Draft, *, at: float) -> dict[int, Frozen]:
     for turn in parts.turns:
         newest = turn.start == parts.newest.start
         said = frozenset(each.said for each in messages[turn.start : turn.end] if each.role == "assistant")
-        for index in range(turn.start, turn.end):
+        for index in turn.indexes:
             first = newest and index == turn.start
             brought = draft.context if first else ""
             if draft.keeps(index) and (messages[index].freezes or brought):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.core import shorten
+from proxy.core.cut import Cut
 from proxy.core.items import Item
 from proxy.core.message import Message
 from proxy.core.request import Request
-from proxy.core.turn import Span
 
 _FRAMES = {
     True: (
@@ -42,6 +42,9 @@ class Library:
                 blocks.append((marked + item.content).replace(f"</{frame}", f"<\\/{frame}"))
             seen.add(item.key)
         return f"<{frame}>\n{note}\n\n" + "\n\n".join(blocks) + f"\n</{frame}>" if blocks else ""
+
+
+NO_LIBRARY = Library()
 
 
 def items(message: Message) -> tuple[Item, ...]:
@@ -113,11 +116,9 @@ def outlined(shelf: Library, arriving: Iterable[Item], summaries: Mapping[bytes,
     )
 
 
-def without(shelf: Library, request: Request, dropped: Sequence[Span]) -> Library:
+def without(shelf: Library, request: Request, cut: Cut) -> Library:
     """Return what is left of an anonymous request's library where turns go: their items go with them."""
-    gone = {index for span in dropped for index in range(span.start, span.end)}
-    kept = {
-        item.sha256 for index, message in enumerate(request.messages) if index not in gone for item in items(message)
-    }
+    messages = (message for index, message in enumerate(request.messages) if not cut.drops(index))
+    kept = {item.sha256 for message in messages for item in items(message)}
     kept |= {item.sha256 for item in request.hints.context}
     return Library(tuple(item for item in shelf.items if item.sha256 in kept))

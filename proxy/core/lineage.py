@@ -9,15 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 from proxy.core.chain import Place
-from proxy.core.items import Item
+from proxy.core.epoch import Epoch
 from proxy.core.request import Request
 from proxy.core.turn import Span
-
-Reason = Literal["first", "limit", "l1_changed", "tools_changed", "dead_weight", "cold"]
-REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,31 +29,6 @@ class Frozen:
     replies: frozenset[bytes] = frozenset()
     brought: str = ""
     values: tuple[tuple[int, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """A span of a lineage in which the prompt only grows at its end. `place` is where it began.
-
-    `leading` are the system messages as forwarded, L2 included; `l1` and `tools` digest the client's own. Of what the
-    limit cost, `dropped` are the runs of messages by their first and last place, `shortened` those that keep head and
-    tail, `packed` says whether its turn's own context is, and `summary` names the one that stands in the place of what
-    went. `rewritten` says whether anything forwarded is not the client's own.
-    """
-
-    place: Place
-    number: int
-    started: float
-    reason: Reason
-    leading: tuple[bytes, ...]
-    l1: bytes
-    tools: bytes
-    library: tuple[Item, ...] = ()
-    dropped: tuple[tuple[Place, Place], ...] = ()
-    shortened: frozenset[Place] = frozenset()
-    packed: bool = False
-    summary: Place = b""
-    rewritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +55,6 @@ class Recalled:
 
 
 NOTHING = Recalled()
-NO_EPOCH: Place = b""
 _EARLIER = 3
 """A request or two may have failed, or their answers been thrown away."""
 

@@ -51,6 +51,11 @@ class Line:
         """The line's own words."""
         return self.text.value[self.start : self.end]
 
+    @property
+    def size(self) -> int:
+        """Its characters."""
+        return self.end - self.start
+
     def beside(self, other: Line) -> bool:
         """Whether both stand in one text: the same words may stand in two messages."""
         return self.index == other.index and self.text.where == other.text.where
@@ -64,6 +69,11 @@ def read(leading: Sequence[Message], key: bytes) -> tuple[Line, ...]:
     if len(found) > MOST_LINES:
         return ()
     return tuple(Line(index, text, start, end, _key(text.value[start:end], key)) for index, text, start, end in found)
+
+
+def digest(keys: Sequence[Key]) -> bytes:
+    """Digest lines as one."""
+    return hashlib.blake2b(b"".join(keys), digest_size=8).digest()
 
 
 def words(key: Key) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from proxy.core import render, shorten, tokens
-from proxy.core.layers import Draft, touches
+from proxy.core.draft import Draft, touches
 from proxy.core.library import items
 from proxy.core.message import Message
 from proxy.core.request import Request
@@ -73,8 +73,8 @@ def layers(request: Request, draft: Draft, scale: Scale) -> Layers:
         else:
             sums.put("L4", amount, each.digest)
     _put_library(sums, scale, draft)
-    if draft.l1:
-        sums.content["L1"] = hashlib.sha256(draft.l1)
+    if draft.values.l1.digest:
+        sums.content["L1"] = hashlib.sha256(draft.values.l1.digest)
     sums.weight["L5"] += tokens.PRIMING
     return sums.freeze()
 
@@ -101,7 +101,6 @@ def losses(request: Request, draft: Draft, scale: Scale) -> Losses:
     cut, partial = draft.cut, [item for item in draft.library.items if item.partial]
     if not (cut.dropped or cut.shortened or cut.packed or partial):
         return NO_LOSSES
-    dropped = [index for span in cut.dropped for index in range(span.start, span.end)]
     shortened = [index for index in cut.shortened if draft.keeps(index)]
     whole = {item.key: item.content for message in request.messages for item in items(message)}
     saved = sum(_whole(request, index, scale) - weigh(request, draft, index, scale) for index in shortened)
@@ -110,8 +109,8 @@ def losses(request: Request, draft: Draft, scale: Scale) -> Losses:
     packed = shorten.packed(brought) if cut.packed else brought
     saved += sum(scale.text(item.content) for item in brought) - sum(scale.text(item.content) for item in packed)
     return Losses(
-        dropped_messages=len(dropped),
-        dropped_tokens=sum(_whole(request, index, scale) for index in dropped),
+        dropped_messages=len(cut.gone),
+        dropped_tokens=sum(_whole(request, index, scale) for index in cut.gone),
         shortened_messages=len(shortened),
         shortened_items=len(partial) + len({*brought} - {*packed}),
         shortened_tokens=max(0, saved),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from proxy.errors import Odd
 
 Form = Literal["string", "parts", "none"]
 SYSTEM_ROLES = frozenset({"system", "developer"})
+RESULT_ROLES = frozenset({"tool", "function"})
 MARKS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Members in which a client tells a provider where its prompt cache may end."""
 
@@ -67,9 +68,18 @@ class Message:
         return told and not self.media and not self.marked
 
     @property
+    def result(self) -> bool:
+        """Whether it is what a tool returned."""
+        return self.role in RESULT_ROLES
+
+    @property
     def leads(self) -> bool:
         """Whether it belongs to L1 when it stands in front."""
         return self.role in SYSTEM_ROLES
+
+
+Look = Callable[[bytes], Message]
+"""Analyses a raw message; whoever implements it remembers what it has analysed."""
 
 
 class Function(msgspec.Struct, frozen=True):

@@ -1,84 +1,45 @@
 """Request and memory → Plan: the layering, the guard, and why each thing was done. Pure.
 
-One page: what a request extends is continued while it fits and pays, else compacted; then it is held to its limit.
+`make` is one page: whose lineage it is, what its tools and L1 are to be, how it is arranged within its limit.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from proxy.core import (
-    budget,
-    guard,
-    history,
-    layers,
-    library,
-    lineage,
-    measure,
-    recipe,
-    recurring,
-    remake,
-    template,
-    tools,
-    values,
-)
-from proxy.core import epoch as epochs
+from proxy.core import anonymous, budget, layers, promotion, recurring, template, tools, values
 from proxy.core import known as knowledge
 from proxy.core.chain import Place
-from proxy.core.cut import WHOLE, Cut
-from proxy.core.epoch import USUAL, Profile
+from proxy.core.draft import AS_SENT, Draft, Slot
+from proxy.core.epoch import Epoch, Reason
 from proxy.core.form import NO_FORM
-from proxy.core.guard import ACTIONS, Action, Arrange, Fitted, OverBudget
-from proxy.core.history import Look, Past
+from proxy.core.guard import Action
+from proxy.core.job import Arranged, Job
 from proxy.core.known import NOTHING_KNOWN, Known, Lesson, Standing
-from proxy.core.layers import AS_SENT, Draft, Slot, Values
-from proxy.core.library import Library
-from proxy.core.lineage import Epoch, Reason, Recalled
+from proxy.core.lineage import Recalled
 from proxy.core.measure import Scale
+from proxy.core.message import Look
 from proxy.core.models import Model
+from proxy.core.policy import Policy
 from proxy.core.recurring import Recurring, Sent
 from proxy.core.request import Request
-from proxy.core.shorten import OUTLINE
 from proxy.core.template import Formed
 from proxy.core.tools import Keys, Order, Toolset
-from proxy.core.turn import Shape
 from proxy.core.values import Current
 
-__all__ = ["ACTIONS", "Action", "Mode", "Plan", "Policy", "Promotion", "make"]
-
-Mode = Literal["layered", "observe"]
-Promotion = Literal["deferred", "eager"]
 _PLAIN = Current(AS_SENT, (), "")
 NO_SHELF = Recurring()
-NO_FORMS: Mapping[int, Slot] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The settings a plan depends on, of one tenant; tokens."""
-
-    mode: Mode
-    promotion: Promotion = "deferred"
-    budget_tokens: int | None
-    reserve_tokens: int
-    over_budget: OverBudget
-    current_values: bool = True
-    anonymous_library: bool = True
-    windowed: bool = False
-    profile: Profile = USUAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is forwarded and why. `total` is None where the bytes alone proved that all fits.
 
-    `places` are those of a named conversation's messages; `epoch` is the one the
-    request belongs to, new where `began`. `order` are its tools as they stand, `keys` the keys inside them. `formed` is
-    what L1's lines are taken for, None where they were not looked at, and `current` what came of it; `recurring` is an
-    anonymous request's L2, and how its turns can be put back.
+    `places` are those of a named conversation's messages; `epoch` is the one the request belongs to, and `began` why it
+    began with it. `order` are its tools as they stand, `keys` the keys inside them. `formed` is what L1's lines are
+    taken for, None where they were not looked at, and `current` what came of it; `recurring` is an anonymous request's
+    L2, and how its turns can be put back.
     """
 
     draft: Draft
@@ -120,20 +81,6 @@ class Plan:
         return "rejected" in self.actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    request: Request
-    policy: Policy
-    limit: budget.Limit | None
-    scale: Scale
-    look: Look
-    now: float
-    order: Order
-    tools: bytes
-    current: Current
-    replays: bool
-
-
 def make(
     request: Request,
     recalled: Recalled,
@@ -169,235 +116,35 @@ def make(
     given, keys = tools.as_first(given, known.keys.get(stood.keys, ()) if stood else ())
     places = tools.arrange(given, orders)
     order = tuple(given.identities[place] for place in places)
-    formed, current = _formed(request, parts, stood, known)
-    job = _Job(
+    formed, current = _formed(request, stood, known)
+    job = Job(
         request=request, policy=policy, limit=limit, scale=scale, look=look, now=now, order=order,
         tools=tools.spliced(given, places),
         current=current, replays=named and policy.promotion == "deferred",
     )  # fmt: skip
     shelf = NO_SHELF
-    if not named or not parts.turns:
-        if policy.anonymous_library and not named:
-            shelf = recurring.stands(request, sent, stood, known, again=again, frozen=request.signed)
-            fitted, shelf = _anonymous(job, shelf, known.key, goes_on=again or sent.looping)
-        else:
-            fitted = _fitted(job, _own(job))
-        made = _plan(job, fitted)
-    elif policy.promotion == "eager":
-        made = _eager(job, recalled)
+    if not named and policy.anonymous_library:
+        made, shelf = anonymous.fitted(job, sent, stood, known, again=again)
+    elif not named or not parts.turns:
+        made = Arranged(job.fitted(job.own()))
     else:
-        made = _deferred(job, recalled)
-    return dataclasses.replace(made, order=order, keys=keys, formed=formed, current=current, recurring=shelf)
+        made = (promotion.eager if policy.promotion == "eager" else promotion.deferred)(job, recalled)
+    draft = made.fitted.draft
+    turns = len({*draft.dropped} & {*parts.turns})
+    return Plan(
+        draft=draft, total=made.fitted.total, limit=limit.tokens if limit else None, actions=made.fitted.actions,
+        dropped_turns=turns, dropped_exchanges=len(draft.dropped) - turns,
+        places=request.places if named and parts.turns else (),
+        epoch=made.epoch, began=made.epoch.reason if made.epoch and made.began else None,
+        order=order, keys=keys, formed=formed, current=current, recurring=shelf,
+    )  # fmt: skip
 
 
-def _formed(request: Request, parts: Shape, stood: Standing | None, known: Known) -> tuple[Formed | None, Current]:
+def _formed(request: Request, stood: Standing | None, known: Known) -> tuple[Formed | None, Current]:
     """Tell L1's volatile lines from the others, where there is a user message that can take their values."""
+    parts = request.parts
     first = request.messages[parts.newest.start] if parts.turns else None
     if not known.lines or first is None or first.role != "user" or first.form == "none":
         return None, _PLAIN
     formed = template.formed(known.lines, stood.form if stood else None, known.templates)
     return formed, values.current(request, parts.leading, formed, known.key)
-
-
-def _told(job: _Job, at_start: Mapping[int, str], standing: Mapping[int, str] | None = None) -> Values:
-    """Say where current values are told that do not stand yet: `standing` in earlier turns, `at_start` in this one.
-
-    Within an agent's loop they come last where the upstream takes them there, so that the loop stays a prefix; and so
-    do all of those that nothing `replays`, since the message that holds them would be another one in the next turn.
-    """
-    current, newest = job.current, job.request.parts.newest
-    before = standing or {}
-    last = job.request.messages[-1].role if job.policy.profile.system_last else ""
-    role = job.request.messages[job.request.parts.leading - 1].role if job.request.parts.leading else "system"
-    if not job.replays and last in {"user", "tool", "function"}:
-        return Values(last=current.frame(current.told({})), role=role)
-    if newest.end - newest.start > 1 and last in {"tool", "function"}:
-        first = tuple(at_start.items())
-        changed = current.frame(current.told({**before, **at_start}))
-        return Values(told=first, text=current.frame(first), last=changed, role=role)
-    told = current.told(before)
-    return Values(told=told, text=current.frame(told))
-
-
-def _own(
-    job: _Job,
-    shelf: Library = layers.NO_LIBRARY,
-    *,
-    lasting: bool = False,
-    sent: bool = False,
-    forms: Mapping[int, Slot] = NO_FORMS,
-) -> Arrange:
-    """Arrange the client's own messages, some in other `forms`. Where L2 was `sent` in them, items go with turns."""
-    slots = [forms.get(index) or Slot(message) for index, message in enumerate(job.request.messages)]
-    told = _told(job, {})
-
-    def arrange(cut: Cut) -> Draft:
-        stands = library.without(shelf, job.request, cut.dropped) if sent and cut.dropped else shelf
-        mine = list(slots)
-        history.shorten_slots(mine, job.request, cut.shortened, job.look)
-        return layers.arrange(
-            mine,
-            job.request.parts,
-            library=library.outlined(stands, library.arriving(job.request), {}) if cut.outlined else stands,
-            lasting=lasting,
-            context=job.request.hints.context,
-            cut=cut,
-            l1=job.current.l1,
-            values=told,
-        )
-
-    return arrange
-
-
-def _anonymous(job: _Job, shelf: Recurring, key: bytes, *, goes_on: bool) -> tuple[Fitted, Recurring]:
-    """Put turns back as they stood, if all fits then and little is added; else the log begins anew with this turn."""
-    context = recurring.context(job.request, shelf, key)
-    log = recipe.log(job.request, shelf.log, context, key, goes_on=goes_on and bool(shelf.log))
-    slots = remake.slots(job.request, log)
-    fitted = _fitted(job, _own(job, shelf.library, sent=True, forms=slots))
-    if slots and (fitted.actions or _outgrows(job, fitted.draft, slots)):
-        log = recipe.log(job.request, (), context, key, goes_on=False)
-        fitted = _fitted(job, _own(job, shelf.library, sent=True))
-    return fitted, dataclasses.replace(shelf, log=log.recipes)
-
-
-_LITTLE_BYTES = 1_024
-
-
-def _outgrows(job: _Job, draft: Draft, slots: Mapping[int, Slot]) -> bool:
-    """Whether the lines that refer to items weigh more than the items: each turn adds some.
-
-    Where nobody knows what the model takes, they may weigh little.
-    """
-    runs = [run for index in slots for run in draft.runs(index)]
-    lines = sum(run.size_bytes for run in runs if not run.spelled)
-    unknown = job.limit is None and lines > max(_LITTLE_BYTES, len(job.request.body) // 16)
-    items = sum(len(run.spelled) for run in runs) + sum(len(item.content) for item in draft.library.items)
-    return unknown or lines > items
-
-
-def _eager(job: _Job, recalled: Recalled) -> Plan:
-    """The seed's own rule: L2 grows as soon as it can and never loses an item; history is the client's own."""
-    messages = job.request.messages
-    found = lineage.match(job.request, recalled, lineage.NO_EPOCH)
-    sent = {index: job.look(frozen.raw) for index, frozen in found.items() if messages[index].role == "user"}
-    shelf = library.left_out(job.request, sent)
-    fitted = _fitted(job, _own(job, shelf))
-    if shelf and set(fitted.actions) - {"library_outlined"}:
-        # What the client itself did not send goes first.
-        fitted = _fitted(job, _own(job))
-        fitted = dataclasses.replace(fitted, actions=("library_left_out", *fitted.actions))
-    return _plan(job, fitted, places=job.request.places)
-
-
-def _deferred(job: _Job, recalled: Recalled) -> Plan:
-    """The log: continue the epoch this request extends, or end it and begin another."""
-    request, l1 = job.request, job.current.l1
-    found = history.past(request, recalled, job.order, l1)
-    epoch = found.epoch
-    if epoch is None:
-        fitted = _fitted(job, _own(job, lasting=True))
-        return _plan(job, fitted, places=request.places, began=_begin(job, found, fitted, "first"))
-    told = _told(job, found.begun, history.told(found))
-    resumed = history.resume(request, epoch, found, job.look, l1=l1, values=told)
-    draft = dataclasses.replace(resumed, tools=job.tools)
-    state = _state(job, epoch, found, draft, recalled.seen_at)
-    reason = epochs.ends(epoch, state, job.policy.profile)
-    if reason is None:
-        return _plan(job, Fitted(draft=draft), places=request.places, epoch=epoch)
-    told = _told(job, {})
-    if reason == "l1_changed" and not state.rewritten:
-        fitted = _fitted(job, _own(job, lasting=True))
-    elif request.signed:
-        fitted = _fitted(job, lambda cut: history.resume(request, epoch, found, job.look, l1=l1, values=told, cut=cut))
-    else:
-        least = draft.cut if reason == "limit" else WHOLE
-        fitted = _fitted(job, history.compact(request, found, job.look, draft, l1=l1, values=told), least)
-    return _plan(job, fitted, places=request.places, began=_begin(job, found, fitted, reason))
-
-
-def _begin(job: _Job, found: Past, fitted: Fitted, reason: Reason) -> Epoch:
-    return history.begin(job.request, fitted.draft, found, reason=reason, now=job.now)
-
-
-def _state(job: _Job, epoch: Epoch, found: Past, draft: Draft, seen_at: float | None) -> epochs.State:
-    """Weigh what the epoch carries. Tokens are only counted where they can decide anything."""
-    held = {item.key: item.sha256 for message in job.request.messages for item in library.items(message)}
-    held |= {item.key: item.sha256 for item in job.request.hints.context}
-    outlined = {item.label for item in draft.library.items if item.partial}
-    stands = (item for item in draft.before if item.tag != OUTLINE or item.label not in outlined)
-    dead = sum(job.scale.text(item.content) for item in stands if held.get(item.key) != item.sha256)
-    dead += sum(job.scale.text(text) for text in history.outdated(found, job.current.slots))
-    began = job.request.places.index(epoch.place)
-    sure = _surely_fits(job, draft)
-    total = measure.layers(job.request, draft, job.scale).total if dead or not sure else 0
-    return epochs.State(
-        l1=found.l1,
-        tools=found.tools,
-        turns=sum(turn.start > began for turn in job.request.parts.turns),
-        idle_seconds=None if seen_at is None else job.now - seen_at,
-        dead_tokens=dead,
-        live_tokens=max(0, total - dead),
-        fits=sure or job.limit is None or total <= job.limit.tokens,
-        signed=job.request.signed,
-        rewritten=history.rewritten(job.request, draft) or epoch.rewritten,
-    )
-
-
-def _surely_fits(job: _Job, draft: Draft) -> bool:
-    """Whether the bytes alone prove that all fits: no token is less than one byte, but for parts that are no text."""
-    request = job.request
-    most = (
-        len(request.body)
-        + sum(
-            job.scale.message(request.raw(index), message.digest)
-            for index, message in enumerate(request.messages)
-            if message.media
-        )
-        + sum(len(raw) for raw in draft.forms.values())
-        + sum(run.size_bytes for index in draft.forms for run in draft.runs(index))
-        + sum(len(item.content.encode()) + 200 for item in draft.library.items)
-        + 400 * len(job.current.slots)
-    )
-    return job.limit is None or most <= job.limit.tokens
-
-
-def _fitted(job: _Job, arrange: Arrange, least: Cut = WHOLE) -> Fitted:
-    """Arrange, and hold against the limit where the bytes do not prove that all fits."""
-
-    def whole(cut: Cut) -> Draft:
-        return dataclasses.replace(arrange(cut), tools=job.tools)
-
-    draft = whole(WHOLE)
-    if job.limit is None or _surely_fits(job, draft):
-        return Fitted(draft=draft)
-    return guard.fit(
-        job.request,
-        whole,
-        limit=job.limit,
-        over_budget=job.policy.over_budget,
-        scale=job.scale,
-        least=least,
-    )
-
-
-def _plan(
-    job: _Job,
-    fitted: Fitted,
-    *,
-    places: tuple[Place, ...] = (),
-    epoch: Epoch | None = None,
-    began: Epoch | None = None,
-) -> Plan:
-    turns = len(set(fitted.draft.dropped) & set(job.request.parts.turns))
-    return Plan(
-        draft=fitted.draft,
-        total=fitted.total,
-        limit=job.limit.tokens if job.limit else None,
-        dropped_turns=turns,
-        dropped_exchanges=len(fitted.draft.dropped) - turns,
-        actions=fitted.actions,
-        places=places,
-        epoch=began or epoch,
-        began=began.reason if began else None,
-    )

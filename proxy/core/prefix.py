@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core import render
-from proxy.core.epoch import Profile
-from proxy.core.layers import Draft
+from proxy.core.draft import Draft
 from proxy.core.measure import Scale
+from proxy.core.profile import Profile
 from proxy.core.request import Request
 
 CHUNK_BYTES = 256

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.items import Item
 from proxy.core.known import Known, Standing
-from proxy.core.layers import NO_LIBRARY
-from proxy.core.library import Library, items
+from proxy.core.library import NO_LIBRARY, Library, items
 from proxy.core.recipe import Recipe, digest, keyed
 from proxy.core.request import Request
 
@@ -66,7 +65,7 @@ def sent(request: Request, key: bytes) -> Sent:
     return Sent(
         kept=_by_digest(within(leading, newest.start), key, l1),
         brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
-        looping=any(message.role in {"tool", "function"} for message in messages[newest.start : newest.end]),
+        looping=any(message.result for message in messages[newest.start : newest.end]),
     )
 
 

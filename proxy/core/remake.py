@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from proxy.core.body import Edit, elements, splice, split
+from proxy.core.draft import Slot
 from proxy.core.items import Block, Item
-from proxy.core.layers import Slot
 from proxy.core.message import Text, texts
 from proxy.core.recipe import Here, Log, Piece, Recipe, Words
 from proxy.core.render import offsets, part, quoted

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import orjson
 
 from proxy.core.body import Edit, add, elements, remove, splice, split
+from proxy.core.draft import SEPARATOR, Change, Draft, Replacement
 from proxy.core.items import Block
-from proxy.core.layers import SEPARATOR, Change, Draft, Replacement
 from proxy.core.message import Message
 from proxy.core.request import OWN, Request
 

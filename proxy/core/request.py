@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -13,7 +13,7 @@ import orjson
 from proxy.core import items
 from proxy.core.body import Member, elements, judge, split
 from proxy.core.chain import Place, chain
-from proxy.core.message import Message
+from proxy.core.message import Look, Message
 from proxy.core.turn import Shape, shape
 from proxy.errors import BAD_JSON, BAD_VALUE, Odd, StrataError
 
@@ -21,7 +21,6 @@ OWN = "strata"
 """The member of a body that is for the proxy alone; it never goes upstream."""
 
 T = TypeVar("T")
-Analyse = Callable[[bytes], Message]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-def read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags = items.BUILTIN) -> Request:
+def read(body: bytes, look: Look, count: items.Count, tags: items.Tags = items.BUILTIN) -> Request:
     """Read a chat request.
 
     Raises:
@@ -91,12 +90,12 @@ def read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags = i
         Odd: it is valid, but not understood well enough to be touched.
     """
     try:
-        return _read(body, analyse, count, tags)
+        return _read(body, look, count, tags)
     except Odd as odd:
         raise judge(body, odd) from odd
 
 
-def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -> Request:
+def _read(body: bytes, look: Look, count: items.Count, tags: items.Tags) -> Request:
     members = split(body)
     if not body.isascii():
         _check_text(body)
@@ -107,7 +106,7 @@ def _read(body: bytes, analyse: Analyse, count: items.Count, tags: items.Tags) -
     def value(key: str) -> bytes:
         return body[members[key].value : members[key].end] if key in members else b""
 
-    placed = tuple(Placed(start, end, analyse(body[start:end])) for start, end in spans)
+    placed = tuple(Placed(start, end, look(body[start:end])) for start, end in spans)
     messages = tuple(each.message for each in placed)
     parts = shape(messages)
     return Request(

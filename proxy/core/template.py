@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.core import form
+from proxy.core.align import align, gaps, sides
 from proxy.core.form import NO_LESSONS, Followed, Form, Lessons, Roles
-from proxy.core.lines import MOST_LINES, Key, Line, words
+from proxy.core.lines import MOST_LINES, Key, Line, digest, words
 
 BELONGS = 2 / 3
 """A prompt in which less of a template's stable text stands is another prompt."""
@@ -112,7 +113,7 @@ def _learned(followed: Followed, template: Template | None) -> Formed:
 
 def _share(roles: Roles, template: Template, *, before: int) -> Roles | None:
     """Return the form other lineages have, if more of it is shared than stands in front of the line that broke."""
-    shared = _by_template(roles.lines, template, form.align(template.keys, [line.key for line in roles.lines]))
+    shared = _by_template(roles.lines, template, align(template.keys, [line.key for line in roles.lines]))
     shared.mark([at for at, role in enumerate(roles.each) if role == "volatile"], "volatile")
     shared.empty |= roles.empty
     shared.settle()
@@ -128,8 +129,8 @@ def _begin(lines: tuple[Line, ...], templates: Sequence[Template]) -> Formed:
         return Formed(Roles.all_kept(lines), settled.plain)
     template, match = _belongs(keys, templates)
     if template is None:
-        seen = tuple(Seen(line.key, 1, line.end - line.start) for line in lines)
-        template = Template(id=form.digest(keys), count=1, lines=seen)
+        seen = tuple(Seen(line.key, 1, line.size) for line in lines)
+        template = Template(id=digest(keys), count=1, lines=seen)
         return Formed(Roles.all_kept(lines), Form(lines=keys, template=template.id), template)
     roles = _by_template(lines, template, match)
     roles.settle()
@@ -144,7 +145,7 @@ def _belongs(keys: Sequence[Key], templates: Sequence[Template]) -> tuple[Templa
         least = BELONGS * sum(template.stable.values())
         if sum(size for key, size in template.stable.items() if key in held) < least:
             continue
-        match = form.align(template.keys, keys)
+        match = align(template.keys, keys)
         share = sum(template.stable.get(key, 0) for key, place in zip(keys, match, strict=True) if place >= 0)
         if share >= least and (best is None or (share, template.id) > best[:2]):
             best = (share, template.id, template, match)
@@ -158,8 +159,8 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
     rank = {place: at for at, place in enumerate(stable)}
     keys = [template.lines[place].key for place in stable]
     roles, lessons = Roles.all_kept(lines), template.lessons
-    slots = {at for at in range(len(keys) + 1) if form.beside(keys, at, at) in lessons.gaps} if lessons.gaps else set()
-    for gap in form.gaps([rank.get(place, -1) for place in match], len(stable), slots):
+    slots = {at for at in range(len(keys) + 1) if sides(keys, at, at) in lessons.gaps} if lessons.gaps else set()
+    for gap in gaps([rank.get(place, -1) for place in match], len(stable), slots):
         if any(at in slots for at in range(gap.low, gap.high + 1)):
             recognised = [at for at in gap.new if words(lines[at].key) in lessons.words]
             roles.mark(recognised or gap.new, "volatile")
@@ -196,7 +197,7 @@ def _leave(roles: Roles) -> None:
         if roles.each[at] == "behind" and after < LEAST_BEHIND:
             roles.each[at] = "kept"
         elif roles.each[at] == "kept":
-            after += roles.lines[at].end - roles.lines[at].start
+            after += roles.lines[at].size
 
 
 def _counted(template: Template, roles: Roles, match: Sequence[int]) -> Template:
@@ -209,7 +210,7 @@ def _counted(template: Template, roles: Roles, match: Sequence[int]) -> Template
             merged.append(_passed(template.lines[place], 1))
             at = place + 1
         elif role != "volatile":
-            merged.append(Seen(line.key, 1, line.end - line.start))
+            merged.append(Seen(line.key, 1, line.size))
     merged += [_passed(seen, 0) for seen in template.lines[at:]]
     kept = tuple(seen for seen in merged if seen.lineages)
     if len(kept) > _MOST_SEEN:

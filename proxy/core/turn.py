@@ -15,6 +15,11 @@ class Span:
     start: int
     end: int
 
+    @property
+    def indexes(self) -> range:
+        """Those of its messages."""
+        return range(self.start, self.end)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -45,7 +50,5 @@ def shape(messages: Sequence[Message]) -> Shape:
 def exchanges(messages: Sequence[Message], turn: Span) -> tuple[Span, ...]:
     """Return what follows the turn's user message in units: an assistant message with all the results it called for."""
     start = turn.start + (messages[turn.start].role == "user") if turn.end > turn.start else turn.start
-    starts = [
-        index for index in range(start, turn.end) if index == start or messages[index].role not in {"tool", "function"}
-    ]
+    starts = [index for index in range(start, turn.end) if index == start or not messages[index].result]
     return tuple(Span(begin, end) for begin, end in zip(starts, [*starts[1:], turn.end], strict=False))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core import render
-from proxy.core.layers import AS_SENT, L1, Change, Replacement
+from proxy.core.draft import AS_SENT, L1, Change, Replacement
 from proxy.core.lines import Line
 from proxy.core.request import Request
 from proxy.core.template import Formed

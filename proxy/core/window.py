@@ -14,9 +14,9 @@ import msgspec
 from proxy.core import chain
 from proxy.core.body import Edit, splice
 from proxy.core.chain import Place
-from proxy.core.epoch import Profile
 from proxy.core.lineage import Link
-from proxy.core.message import Message
+from proxy.core.message import Look, Message
+from proxy.core.profile import Profile
 from proxy.core.request import Request
 
 LEAST_TURNS = 2
@@ -27,8 +27,6 @@ MOST_BYTES = 2_000_000
 
 Weigh = Callable[[bytes], int]
 """Weighs a raw message in tokens."""
-Look = Callable[[bytes], Message]
-"""Analyses a raw message; whoever implements it remembers what it has analysed."""
 
 
 def left_out(
@@ -47,7 +45,7 @@ def left_out(
     """
     messages, parts = request.messages, request.parts
     window = messages[parts.leading :]
-    if not window or window[0].role in {"tool", "function"} or idle_seconds > profile.lifetime_seconds:
+    if not window or window[0].result or idle_seconds > profile.lifetime_seconds:
         return ()
     stored = {link.raw for link in links.values()}
     if any(request.raw(index) in stored for index in range(1, parts.leading)):
@@ -111,7 +109,7 @@ def _whole(front: Sequence[bytes], look: Look) -> bool:
     due: set[str] = set()
     for raw in front:
         message = look(raw)
-        if message.role in {"tool", "function"}:
+        if message.result:
             try:
                 answered = _result.decode(raw).tool_call_id
             except (msgspec.DecodeError, msgspec.ValidationError):
@@ -140,7 +138,7 @@ def links(request: Request) -> dict[Place, Link]:
     """Return what is to be stored of a request, by place; nothing of one that could not be put in front again."""
     places, leading = request.places, request.parts.leading
     messages = request.messages[leading:]
-    if not messages or messages[0].role in {"tool", "function"} or any(map(_expires, messages)):
+    if not messages or messages[0].result or any(map(_expires, messages)):
         return {}
     if sum(message.size_bytes for message in messages) > MOST_BYTES:
         return {}

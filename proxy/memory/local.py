@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from proxy.core.chain import Place
+from proxy.core.epoch import Epoch
 from proxy.core.known import Learned, Lesson, Standing
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Recalled
+from proxy.core.lineage import NOTHING, Frozen, Link, Recalled
 from proxy.core.template import Template
 from proxy.core.tools import Order
 from proxy.memory.learned import Book, since

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from proxy.core.chain import Place
+from proxy.core.epoch import Epoch, Reason
 from proxy.core.form import Form, Lessons
 from proxy.core.items import Item
-from proxy.core.lineage import NOTHING, Epoch, Frozen, Link, Reason, Recalled
+from proxy.core.lineage import NOTHING, Frozen, Link, Recalled
 from proxy.core.lines import KEY_BYTES
 from proxy.core.template import Seen, Template
 from proxy.memory.store import Entry, View

@@ -22,8 +22,9 @@ from redis.backoff import NoBackoff
 from typing_extensions import override
 
 from proxy.core.chain import Place
+from proxy.core.epoch import Epoch
 from proxy.core.known import Learned, Lesson, Standing
-from proxy.core.lineage import Epoch, Frozen, Link, Recalled
+from proxy.core.lineage import Frozen, Link, Recalled
 from proxy.core.tools import Order
 from proxy.memory.breaker import PROBE_SECONDS, Breaker
 from proxy.memory.local import MOST_SETS, MOST_TOOLS, LocalStore

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from proxy.core.chain import Place
+from proxy.core.epoch import Epoch
 from proxy.core.known import Learned, Lesson, Standing
-from proxy.core.lineage import Epoch, Frozen, Link, Recalled
+from proxy.core.lineage import Frozen, Link, Recalled
 from proxy.core.tools import Order
 
 

@@ -25,10 +25,10 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from proxy.core.cause import CAUSES
-from proxy.core.lineage import REASONS
+from proxy.core.epoch import REASONS
+from proxy.core.guard import ACTIONS
 from proxy.core.measure import NAMES
 from proxy.core.models import OTHER
-from proxy.core.plan import ACTIONS
 from proxy.core.quota import RATES, Kind, Quotas, Verdict, periods
 from proxy.environment import environment
 from proxy.errors import Odd

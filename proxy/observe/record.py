@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from proxy.core.cause import Tokens
 from proxy.core.divergence import Break
+from proxy.core.epoch import Reason
 from proxy.core.guard import Action
-from proxy.core.lineage import Reason
 from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.quota import Kind
 from proxy.core.usage import Usage

@@ -13,6 +13,7 @@ from proxy.core.items import Tags
 from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
@@ -45,7 +46,7 @@ def make_plan(
         found,
         memory,
         model=describe(found.model),
-        policy=plan.Policy(**settings),
+        policy=Policy(**settings),
         named=named,
         scale=SCALE,
         look=ANALYST.analyse,
@@ -91,18 +92,21 @@ class Talk:
 
 @contextlib.contextmanager
 def no_hang(seconds: int) -> Iterator[None]:
-    """Fail what is still running after so long; only for what would else run for minutes."""
+    """Fail what has worked for so long; only for what would else run for minutes.
+
+    In seconds of this process's own work: what else the machine does is no fault of the core.
+    """
 
     def late(*_: object) -> None:
         raise TimeoutError(f"still running after {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.fixture(scope="session")

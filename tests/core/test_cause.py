@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.core.cause import CAUSES, attribute
 from proxy.core.divergence import Break, Piece, Trace
-from proxy.core.epoch import Profile
+from proxy.core.profile import Profile
 
 PROFILE = Profile(lifetime_seconds=600.0, minimum_tokens=1_024, block_tokens=128)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.epoch import USUAL, Profile, State, ends
-from proxy.core.lineage import REASONS, Epoch, Reason
+from proxy.core.epoch import REASONS, Epoch, Reason, State, ends
+from proxy.core.profile import USUAL, Profile
 
 EPOCH = Epoch(place=b"p", number=3, started=1.0, reason="first", leading=(), l1=b"l1", tools=b"tools", rewritten=True)
 QUIET = State(
@@ -39,8 +39,8 @@ HOUR = 3_600.0
         pytest.param({"idle_seconds": None, "dead_tokens": 1_001}, None, id="never seen before"),
     ],
 )
-def test_each_reason(state: dict[str, Any], reason: Reason | None) -> None:
-    """With a provider that reads at a tenth of the price and writes at the price."""
+def test_an_epoch_ends_for_the_first_reason_that_holds(state: dict[str, Any], reason: Reason | None) -> None:
+    """Where the provider reads at a tenth of the price and writes at the price."""
     assert ends(EPOCH, replace(QUIET, **state), USUAL) == reason
     assert reason is None or reason in REASONS
 

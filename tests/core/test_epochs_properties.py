@@ -17,10 +17,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import plan, render, reply, request, tokens
+from proxy.core.epoch import REASONS
 from proxy.core.items import Tags
-from proxy.core.lineage import REASONS, Recalled
+from proxy.core.lineage import Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
@@ -123,7 +125,7 @@ SCALE = TokenScale("o200k_base", max_bytes=64_000_000)
 def make_plan(body: bytes, recalled: Recalled, analyst: Analyst, scale: TokenScale, **how: Any) -> tuple[Request, Plan]:
     now, budget, promotion = how["now"], how["budget"], how["promotion"]
     found = request.read(body, analyst.analyse, count)
-    policy = plan.Policy(
+    policy = Policy(
         mode="layered", promotion=promotion, budget_tokens=budget, reserve_tokens=4_096, over_budget="forward"
     )
     made = plan.make(

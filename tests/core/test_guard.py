@@ -10,10 +10,12 @@ import pytest
 from proxy.core import guard
 from proxy.core.budget import Limit
 from proxy.core.cut import Cut
-from proxy.core.guard import ACTIONS, Fitted, OverBudget
+from proxy.core.draft import Draft, Slot
+from proxy.core.guard import ACTIONS, Fitted
 from proxy.core.history import shorten_slots
 from proxy.core.items import Tags
-from proxy.core.layers import Draft, Slot, arrange
+from proxy.core.layers import arrange
+from proxy.core.policy import OverBudget
 from proxy.core.request import Request
 from proxy.core.turn import Span
 from proxy.memo import Analyst, TokenScale

@@ -9,10 +9,12 @@ import orjson
 import pytest
 
 from proxy.core import measure, plan, tools
+from proxy.core.guard import ACTIONS
 from proxy.core.known import Known, Standing
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
-from proxy.core.plan import ACTIONS, Plan
+from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.request import Request
 from proxy.memo import TokenScale
 from proxy.simulator.validity import check_chat
@@ -99,7 +101,7 @@ def test_tools_are_weighed_as_they_are_spelled(scale: TokenScale) -> None:
     keys = ANALYST.tools(first).keys
     known = Known(b"", standing=(Standing(keys=tools.digest(keys)),), keys={tools.digest(keys): keys})
     found = read_body({"model": "gpt-4o", "messages": history(3), "tools": later})
-    policy = plan.Policy(mode="layered", budget_tokens=4_096 + 2_600, reserve_tokens=4_096, over_budget="forward")
+    policy = Policy(mode="layered", budget_tokens=4_096 + 2_600, reserve_tokens=4_096, over_budget="forward")
     made = plan.make(
         found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale, look=ANALYST.analyse,
         now=0.0, given=ANALYST.tools(found.member("tools")), known=known,

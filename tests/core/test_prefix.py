@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import prefix
-from proxy.core.epoch import Profile
 from proxy.core.prefix import CHUNK_BYTES, Ledger, Step, chunks
+from proxy.core.profile import Profile
 
 PLAIN = Profile(minimum_tokens=0, block_tokens=1, lifetime_seconds=100.0)
 START = 7

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from proxy.core import measure, plan, render, request
 from proxy.core.budget import step as step_of
+from proxy.core.draft import Draft
 from proxy.core.items import Tags
-from proxy.core.layers import Draft
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
 from proxy.core.plan import Plan
+from proxy.core.policy import Policy
 from proxy.core.request import Request
 from proxy.memo import Analyst, TokenScale, count
 from proxy.simulator.validity import check_chat
@@ -149,7 +150,7 @@ def test_the_same_request_gives_the_same_bytes(
     body = spell(messages, style)
     analyst, scale = Analyst(Tags.of(), max_bytes=1), TokenScale("o200k_base", max_bytes=1)
     found = request.read(body, analyst.analyse, count)
-    policy = plan.Policy(mode="layered", budget_tokens=budget, reserve_tokens=4_096, over_budget="forward")
+    policy = Policy(mode="layered", budget_tokens=budget, reserve_tokens=4_096, over_budget="forward")
     made = plan.make(
         found, NOTHING, model=describe("gpt-4o"), policy=policy, named=False, scale=scale, look=analyst.analyse, now=9.0
     )

@@ -16,11 +16,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import lineage, plan, render
-from proxy.core.epoch import USUAL
 from proxy.core.items import BUILTIN, Item, find
 from proxy.core.known import Learned, Lesson, Standing, known
 from proxy.core.lineage import NOTHING
 from proxy.core.models import describe
+from proxy.core.policy import Policy
+from proxy.core.profile import USUAL
 from proxy.core.turn import exchanges, shape
 from proxy.memo import Analyst, count
 from proxy.memory.learned import Book, since
@@ -156,7 +157,7 @@ class Proxy:
 
     def __init__(self, budget: int | None) -> None:
         profile = replace(USUAL, system_last=True)
-        self.policy = plan.Policy(
+        self.policy = Policy(
             mode="layered", budget_tokens=budget, reserve_tokens=100, over_budget="forward", profile=profile
         )  # fmt: skip
         self.fed: list[tuple[bytes, Standing, Lesson]] = []

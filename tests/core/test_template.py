@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from proxy.core import known, lines, template
-from proxy.core.form import Form, align
+from proxy.core.form import Form
 from proxy.core.known import Known, Standing
 from proxy.core.template import Formed, Template
 from tests.core.conftest import ANALYST
@@ -209,19 +209,3 @@ def test_lines_that_recur_without_end_are_compared_in_bounded_time() -> None:
     tenant = Tenant()
     mine = tenant.take(*["x"] * 1_000, "a", *["y"] * 900)
     assert set(tenant.take(*["y"] * 900, "b", *["x"] * 1_000, form=mine.form).roles.each) == {"kept"}
-
-
-@pytest.mark.parametrize(
-    ("want", "have", "match"),
-    [
-        ("abc", "abc", [0, 1, 2]),
-        ("abc", "xabc", [-1, 0, 1, 2]),
-        ("abc", "ac", [0, 2]),
-        ("", "ab", [-1, -1]),
-        ("abcd", "axyd", [0, -1, -1, 3]),
-        ("aab", "ab", [0, 2]),
-    ],
-)
-def test_lines_are_found_in_order(want: str, have: str, match: list[int]) -> None:
-    """Each of the request's lines at its place in the template, or nowhere."""
-    assert align([key.encode() for key in want], [key.encode() for key in have]) == match

@@ -7,12 +7,13 @@ import orjson
 import pytest
 
 from proxy.core import chain, lineage, lines, plan, render, reply
-from proxy.core.epoch import Profile
 from proxy.core.items import BUILTIN
 from proxy.core.known import known
 from proxy.core.message import analyse
 from proxy.core.models import describe
 from proxy.core.plan import Plan
+from proxy.core.policy import Policy
+from proxy.core.profile import Profile
 from proxy.memo import count
 from proxy.memory.local import LocalStore
 from proxy.recall import log_entries
@@ -53,7 +54,7 @@ class Client:
             request,
             self.store.copy(self.name or ""),
             model=describe(request.model),
-            policy=plan.Policy(
+            policy=Policy(
                 mode="layered", promotion=self.promotion, budget_tokens=budget, reserve_tokens=4_096,  # type: ignore[arg-type]
                 over_budget="forward", profile=self.profile,
             ),
@@ -369,7 +370,7 @@ def test_what_no_user_message_can_take_stays_in_l1() -> None:
     client.say(timed(2), user("a"), OK, user("b"))
     request = read_body({"messages": [{"role": "system", "content": timed(3)}, OK]})
     made = plan.make(
-        request, lineage.NOTHING, model=describe(""), policy=plan.Policy(
+        request, lineage.NOTHING, model=describe(""), policy=Policy(
             mode="layered", budget_tokens=None, reserve_tokens=1, over_budget="forward"),
         named=False, scale=SCALE, look=ANALYST.analyse, now=0.0,
         known=known((), b"", client.store.book.learned("t", ()), key=b"tenant",

@@ -15,12 +15,13 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import lineage, plan, render, reply, request
-from proxy.core.epoch import Profile
 from proxy.core.items import Tags
 from proxy.core.known import Known, known
 from proxy.core.lineage import NOTHING, Recalled
 from proxy.core.models import describe
 from proxy.core.plan import Plan
+from proxy.core.policy import Policy
+from proxy.core.profile import Profile
 from proxy.memo import Analyst, TokenScale, count
 from proxy.memory.local import LocalStore
 from proxy.recall import log_entries
@@ -73,7 +74,7 @@ class Sent:
 
     body: dict[str, Any]
     answer: dict[str, Any]
-    policy: plan.Policy
+    policy: Policy
     named: bool
     recalled: Recalled
     known: Known
@@ -140,7 +141,7 @@ class Proxy:
     """One tenant's, driven as `bench/savings.py` drives it."""
 
     def __init__(self, *, promotion: str = "deferred", system_last: bool = True) -> None:
-        self.policy = plan.Policy(
+        self.policy = Policy(
             mode="layered", promotion="eager" if promotion == "eager" else "deferred", budget_tokens=None,
             reserve_tokens=4_096, over_budget="forward", profile=Profile(system_last=system_last),
         )  # fmt: skip

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from proxy.core import window
-from proxy.core.epoch import Profile
 from proxy.core.lineage import Link
+from proxy.core.profile import Profile
 from tests.core.conftest import ANALYST, as_bytes, read_body
 
 Messages = list[dict[str, Any]]

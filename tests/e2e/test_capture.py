@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.epoch import Profile
-from proxy.core.plan import Policy
+from proxy.core.policy import Policy
+from proxy.core.profile import Profile
 from proxy.memo import TokenScale
 from proxy.replay import Replay, Report, lines
 from tests.e2e.kit import HANG, Rig, Wire, chat_body, rigged, scripted

@@ -11,8 +11,9 @@ import orjson
 import pytest
 import redis
 
+from proxy.core.epoch import Epoch
 from proxy.core.items import Item
-from proxy.core.lineage import Epoch, Frozen
+from proxy.core.lineage import Frozen
 from proxy.core.request import hints
 from proxy.memo import count
 from proxy.memory.local import LocalStore

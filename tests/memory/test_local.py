@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.lineage import Epoch, Frozen, Recalled
+from proxy.core.epoch import Epoch
+from proxy.core.lineage import Frozen, Recalled
 from proxy.memory.local import LocalStore
 from proxy.memory.store import Entry, Tally, View
 

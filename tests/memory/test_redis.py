@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from proxy.core.lineage import Epoch
+from proxy.core.epoch import Epoch
 from proxy.memory.local import MOST_SETS
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Entry, Keys, Tally, Unavailable, View

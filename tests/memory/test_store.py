@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core.chain import Place
+from proxy.core.epoch import Epoch
 from proxy.core.items import Item
-from proxy.core.lineage import Epoch, Frozen, Link, Recalled
+from proxy.core.lineage import Frozen, Link, Recalled
 from proxy.memory.local import MOST_SETS
 from proxy.memory.store import Entry, Keys, Store, Tally, View
 
