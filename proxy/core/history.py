@@ -148,9 +148,9 @@ def compact(request: Request, found: Past, look: Look, before: Draft, *, values:
     told = found.told(latest_summary(request, found))
     messages, parts, context = request.messages, request.parts, request.hints.context
     history = [index for index in range(parts.leading, parts.newest.start) if messages[index].role == "user"]
-    gone = {
-        item.key for index in history for item in library.items(messages[index]) if item.promotable and item.referable
-    }
+    # Of an item whose newest version may not move all versions stay where they are.
+    newest = {item.key: item for index in history for item in library.items(messages[index])}
+    gone = {key for key, item in newest.items() if item.promotable and item.referable}
     slots = [Slot(message) for message in messages]
     for index in history:
         # What is not frozen is arranged anew each time, from the client's own: bare now would not be bare then.

@@ -51,12 +51,14 @@ def arrange(
     takes = bool(shape.turns) and _takes(slots[shape.newest.start].message)
     # Context that no message of this turn can take stands in front, and can refer to nothing behind it.
     inserted = "" if takes else _bring(context, seen, pack=cut.packed)
-    for index in range(shape.leading, shape.newest.start):
-        if draft.keeps(index):
-            rest.put(index, slots[index])
+    for turn in shape.turns[:-1]:
+        answered = any(slots[index].message.role == "assistant" for index in turn.indexes)
+        for index in turn.indexes:
+            if draft.keeps(index):
+                rest.put(index, slots[index], lasts=answered)
     before = tuple(seen.items.values())
     brought = _bring(context, seen, pack=cut.packed) if takes else ""
-    for index in range(shape.newest.start, shape.newest.end):
+    for index in shape.newest.indexes:
         if draft.keeps(index):
             rest.put(index, slots[index], newest=index == shape.newest.start, brought=brought, told=values.text)
     return dataclasses.replace(
@@ -84,32 +86,34 @@ class _Rest:
     head: str
     note: str
 
-    def put(self, index: int, slot: Slot, *, newest: bool = False, brought: str = "", told: str = "") -> None:
-        """Arrange a message; the `newest` turn's first takes what is `brought` and `told`."""
+    def put(
+        self, index: int, slot: Slot, *, lasts: bool = True, newest: bool = False, brought: str = "", told: str = ""
+    ) -> None:
+        """Arrange a message; the `newest` turn's first takes what is `brought` and `told`.
+
+        One of a turn that nobody answered (not `lasts`) is not replayed, and neither is what is no user's.
+        """
         message, takes = slot.message, _takes(slot.message)
         front, replaced = "", NONE_REPLACED
+        replayed = slot.fixed or (lasts and message.role == "user" and message.freezes)
+        doubted = self.lasting and not replayed and any(text.blocks for text in message.texts)
+        before = dict(self.seen.newest) if doubted else {}
         if message.role != "user" or (slot.fixed and not newest):
             self.seen.note(message)
         else:
-            replaced = self._references(slot)
+            texts = () if slot.fixed else message.texts
+            # References stand in the place of what stands already.
+            replaced = {text.where: runs for text in texts if (runs := replace(text, self.seen, slot.spelled))}
             front = _joined(*(self.head, self.note) if takes else (), brought if newest else "")
             if newest:
                 front, replaced = _tell(told, message, front, replaced)
+        if doubted:
+            self.seen.doubt(message, before)
         if front or replaced:
             self.changes[index] = Change(before=front, replaced=replaced)
         if takes:
             # It holds what waited for it, now or since it was frozen.
             self.head = self.note = ""
-
-    def _references(self, slot: Slot) -> Replaced:
-        """Put references in the place of what stands already."""
-        doubted = self.lasting and not slot.message.freezes
-        before = dict(self.seen.newest) if doubted else {}
-        texts = () if slot.fixed else slot.message.texts
-        replaced = {text.where: runs for text in texts if (runs := replace(text, self.seen, slot.spelled))}
-        if doubted:
-            self.seen.doubt(slot.message, before)
-        return replaced
 
 
 def _joined(*layers: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +41,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message without its place. `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out.
+    """A message without its place. `calls` are the ids of what it calls, and `answers` is that of the call it answers.
+
+    `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out.
 
     `form` says whether its content can take text; `media` counts parts that weigh more than their bytes; `marked` says
     whether it carries the client's own prompt cache markers.
@@ -53,6 +56,7 @@ class Message:
     said: bytes
     texts: tuple[Text, ...]
     calls: tuple[str, ...]
+    answers: str
     media: int
     marked: bool
     signed: bool
@@ -102,12 +106,14 @@ class _Call(msgspec.Struct):
 
 class _Wire(msgspec.Struct):
     role: str
+    tool_call_id: object = None
     tool_calls: list[_Call] | None = None
     function_call: Function | None = None
     thinking_blocks: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+_SIGNATURE = re.compile(rb'"(?:signature|encrypted_content)"\s*:')
 _wire = msgspec.json.Decoder(_Wire)
 _string = msgspec.json.Decoder(str)
 
@@ -131,6 +137,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         said=said(wire.role, [_outside(text) for text in found], [_words_of_call(call) for call in calls]),
         texts=found if wire.role in SYSTEM_ROLES or any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
+        answers=_answers(wire),
         media=media,
         marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),
@@ -184,6 +191,11 @@ def _words_of_call(call: _Call) -> tuple[str, str]:
     return words_of(call.function) if call.function else ("", "")
 
 
+def _answers(wire: _Wire) -> str:
+    """Return the id of the call that a tool's result answers; empty of the older form, whose calls have none."""
+    return wire.tool_call_id if isinstance(wire.tool_call_id, str) else ""
+
+
 def words_of(function: Function) -> tuple[str, str]:
     """Return a function's name, and what it is called with as it is spelled."""
     name, raw = function.name or "", bytes(function.arguments)
@@ -197,4 +209,4 @@ def _signed(raw: bytes, wire: _Wire) -> bool:
     held = (wire.thinking_blocks, wire.reasoning_details)
     if any(value is not msgspec.UNSET and bytes(value) not in {b"null", b"[]"} for value in held):
         return True
-    return wire.role == "assistant" and (b'"signature"' in raw or b'"encrypted_content"' in raw)
+    return wire.role == "assistant" and _SIGNATURE.search(raw) is not None

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from proxy.core import chain
 from proxy.core.body import Edit, splice
 from proxy.core.chain import Place
@@ -97,26 +95,15 @@ def _surest(found: Sequence[_Place]) -> tuple[bytes, ...]:
     return () if anew else front
 
 
-class _Result(msgspec.Struct):
-    tool_call_id: str = ""
-
-
-_result = msgspec.json.Decoder(_Result)
-
-
 def _whole(front: Sequence[bytes], look: Look) -> bool:
     """Whether calls have their results and results their calls: the same words may have had other ids."""
     due: set[str] = set()
     for raw in front:
         message = look(raw)
         if message.result:
-            try:
-                answered = _result.decode(raw).tool_call_id
-            except (msgspec.DecodeError, msgspec.ValidationError):
+            if message.answers not in due:
                 return False
-            if answered not in due:
-                return False
-            due.discard(answered)
+            due.discard(message.answers)
         elif due:
             return False
         else:

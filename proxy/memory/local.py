@@ -147,8 +147,10 @@ class LocalStore(Store):
             known = attempts.get(entry.attempt)
             if known is not None:
                 attempts[entry.attempt] = dataclasses.replace(known, replies=known.replies | entry.frozen.replies)
-            elif len(attempts) < _MOST_ATTEMPTS:
+            else:
                 attempts[entry.attempt] = entry.frozen
+                while len(attempts) > _MOST_ATTEMPTS:
+                    attempts.pop(next(iter(attempts)))
         self._resize(found)
         return tuple(entry for entry in entries if entry.attempt in found.log[entry.epoch, entry.place])
 

@@ -361,3 +361,39 @@ def test_a_library_stands_behind_an_l1_that_changed_under_signed_reasoning(talk:
     fourth = ask("Three.", user("a"), fine, user("b"), fine, user("c"), signed, user("d"))
     assert messages(fourth)[0]["content"].startswith("Three.\n\n<context_library>")
     assert str(messages(fourth)).count(WORDS) == 1
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        pytest.param("<note_context><path>a.md</path>BUY MILK</note_context>", id="short"),
+        pytest.param(note("a.md").replace("1</", "![](data:image/png;base64,AAAA) BUY MILK</"), id="with a picture"),
+    ],
+)
+def test_an_item_whose_newest_version_may_not_move_stays_where_it_is(newest: str, talk: Open) -> None:
+    """At an epoch's end no version leaves history, since none would stand in L2."""
+    named = talk()
+    said = [user(FIRST), OK, user(f"{note('a.md')}\nTwo?"), OK, user(f"{newest}\nI changed it."), OK, user("Four?")]
+    for end in (1, 3, 5):
+        named.say(chat(*said[:end]), "ok")
+    body = chat(*said)
+    body["messages"] = [{"role": "system", "content": "You help otherwise."}, *said]
+    sent = messages(named.say(body, "ok"))
+    assert named.plans[-1].began == "l1_changed"
+    assert newest in sent[5]["content"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param([user(f"{note('a.md')}\nOne?")], id="a question that nobody answered"),
+        pytest.param([user("One?"), OK, {"role": "system", "content": note("a.md")}], id="a system message"),
+    ],
+)
+def test_nothing_refers_to_what_will_not_be_replayed(first: Messages, talk: Open) -> None:
+    """A client may take it away there: then the item still stands where it came again."""
+    named = talk()
+    named.say(chat(*first, user(f"{note('a.md')}\nTwo?")), "ok")
+    stripped = [{**message, "content": message["content"].replace(note("a.md"), "").strip()} for message in first]
+    sent = messages(named.say(chat(*stripped, user("Two?"), OK, user("Three?")), "ok"))
+    assert note("a.md") in sent[len(first) + 1]["content"]
