@@ -99,6 +99,11 @@ class Call:
         return self.keys.place(self.partition, self.name.id if self.name else "", user, place)
 
     @property
+    def replays(self) -> bool:
+        """Whether its turns are forwarded again as they were: it is named, and its content may be remembered."""
+        return self.name is not None and self.tenant.remember_content
+
+    @property
     def heavy(self) -> bool:
         """Whether so much of it is new that no other request should wait until it is counted."""
         return self.unseen_bytes > INLINE_BYTES

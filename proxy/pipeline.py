@@ -188,7 +188,7 @@ class Pipeline:
                 recalled,
                 model=call.model,
                 policy=call.policy,
-                named=call.name is not None,
+                named=call.replays,
                 scale=scale,
                 ratio=call.ratio,
                 look=self._analyst.analyse,

@@ -42,9 +42,10 @@ class Recall:
 
     async def of(self, call: Call, request: Request) -> tuple[Request, Recalled, Known]:
         """Ask memory; a windowed client's request comes back with what it has left out."""
-        if call.name is None:
+        if call.name is not None:
+            call.conversation = call.keys.conversation(call.partition, call.name.id, call.name.user)
+        if call.conversation is None or not call.replays:
             return request, NOTHING, await self._known(call, request)
-        call.conversation = call.keys.conversation(call.partition, call.name.id, call.name.user)
         asked = self._store.recall(call.conversation, ttl_seconds=call.tenant.ttl_seconds)
         if call.policy.windowed:
             answer = await asked
@@ -104,7 +105,7 @@ class Recall:
         key = call.keys.lines(call.partition)
         takes = policy.current_values and parts.leading
         lines = self._analyst.lines(request.messages[: parts.leading], key) if takes else ()
-        items = policy.anonymous_library and call.name is None and library.any_items(request)
+        items = policy.anonymous_library and not call.replays and library.any_items(request)
         if not (lines or items or "tools" in request.members):
             return NOTHING_KNOWN
         earlier = [call.spot(place) for place in lineage.earlier(request)]
@@ -129,7 +130,7 @@ class Recall:
     def _leave_log(self, call: Call, plan: Plan) -> None:
         """Store what is about to be forwarded: the client's next step may reach another replica."""
         request = call.request
-        if request is None or call.conversation is None or not plan.places or not call.tenant.remember_content:
+        if request is None or call.conversation is None or not plan.places:
             return
         entries = log_entries(request, plan, at=call.at)
         call.entry = entries.get(plan.draft.newest.start)

@@ -53,7 +53,7 @@ def past(request: Request, recalled: Recalled, order: Iterable[bytes], l1: L1) -
         epoch=epoch,
         frozen=frozen,
         begun=dict(begun.values) if begun else {},
-        l1=l1.digest or _digest(messages[index].digest for index in range(parts.leading)),
+        l1=l1.digest or _digest(messages[index].meaning for index in range(parts.leading)),
         tools=_digest([*order, request.member("functions")]),
         summaries=recalled.summaries,
     )
@@ -81,7 +81,8 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
     slots = [Slot(message) for message in request.messages]
     if found.l1 == epoch.l1 and len(epoch.leading) == request.parts.leading:
         for index, raw in enumerate(epoch.leading):
-            slots[index] = _as_frozen(request, index, raw, look)
+            own = look(raw).meaning == request.messages[index].meaning
+            slots[index] = Slot(request.messages[index], fixed=True) if own else _as_frozen(request, index, raw, look)
     for index, frozen in found.frozen.items():
         raw = frozen.raw
         if not request.messages[index].freezes or _differ(request.raw(index), raw):

@@ -43,13 +43,14 @@ class Text:
 class Message:
     """A message without its place. `calls` are the ids of what it calls, and `answers` is that of the call it answers.
 
-    `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out.
+    `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out; `meaning` is known for L1 alone.
 
     `form` says whether its content can take text; `media` counts parts that weigh more than their bytes; `marked` says
     whether it carries the client's own prompt cache markers.
     """
 
     digest: bytes
+    meaning: bytes
     size_bytes: int
     role: str
     form: Form
@@ -116,6 +117,7 @@ class _Wire(msgspec.Struct):
 _SIGNATURE = re.compile(rb'"(?:signature|encrypted_content)"\s*:')
 _wire = msgspec.json.Decoder(_Wire)
 _string = msgspec.json.Decoder(str)
+_json = msgspec.json.Decoder()
 
 
 def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
@@ -131,6 +133,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
     calls = [*(wire.tool_calls or ()), *legacy]
     return Message(
         digest=hashlib.sha256(raw).digest(),
+        meaning=meaning(raw) if wire.role in SYSTEM_ROLES else b"",
         size_bytes=len(raw),
         role=wire.role,
         form=form,
@@ -142,6 +145,12 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),
     )
+
+
+def meaning(raw: bytes) -> bytes:
+    """Digest a message whatever its spelling: escapes, blanks between members, the order of these."""
+    spelled = msgspec.json.encode(_json.decode(raw), order="deterministic")
+    return hashlib.blake2b(spelled, digest_size=16).digest()
 
 
 def said(role: str, texts: Sequence[str], calls: Sequence[tuple[str, str]] = ()) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from proxy.core import render
 from proxy.core.draft import AS_SENT, L1, Change, Replacement
 from proxy.core.lines import Line
+from proxy.core.message import meaning
 from proxy.core.request import Request
 from proxy.core.template import Formed
 
@@ -72,8 +73,10 @@ def current(request: Request, leading: int, formed: Formed, key: bytes) -> Curre
     last = "\n".join(behind)
     digest = hashlib.blake2b(last.encode("utf-8", "surrogatepass"), digest_size=16)
     for index in range(leading):
-        raw = request.raw(index)
-        digest.update(render.message(raw, Change(replaced=of_messages[index])) if index in of_messages else raw)
+        if index in of_messages:
+            digest.update(meaning(render.message(request.raw(index), Change(replaced=of_messages[index]))))
+        else:
+            digest.update(request.messages[index].meaning)
     l1 = L1(replaced=of_messages, behind=last, digest=digest.digest())
     return Current(l1, tuple("\n".join(texts) for texts in slots.values()), name)
 

@@ -364,6 +364,32 @@ def test_a_library_stands_behind_an_l1_that_changed_under_signed_reasoning(talk:
 
 
 @pytest.mark.parametrize(
+    ("plain", "spelled"),
+    [
+        pytest.param("é", "\\u00e9", id="an escape"),
+        pytest.param("/", "\\/", id="a slash"),
+        pytest.param('{"role":"system","content":', '{ "role" : "system", "content" : ', id="blanks"),
+        pytest.param(
+            '{"role":"system","content":"You help, é/"}', '{"content":"You help, é/","role":"system"}', id="order"
+        ),
+    ],
+)
+def test_another_spelling_of_the_system_prompt_is_no_other(plain: str, spelled: str, talk: Open) -> None:
+    """No epoch ends for it; where L2 stands behind it, it is replayed, else it goes as the client spells it."""
+    for tools in ([], [{"type": "function", "function": {"name": "f"}}]):
+        named, said = talk(), [user(FIRST), OK, user(f"{note('a.md')}\nTwo?"), OK, user("Three?"), OK, user("Four?")]
+        for end in (1, 3, 5, 7):
+            body: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "system", "content": "You help, é/"}]}
+            body |= {"tools": tools} if tools and end > 3 else {}
+            body["messages"] += said[:end]
+            raw = orjson.dumps(body).decode()
+            sent = named.say(raw.replace(plain, spelled, 1).encode() if end == 7 else body, "ok")
+        assert [made.began for made in named.plans] == ["first", None, "tools_changed" if tools else None, None]
+        assert (b"<context_library>" in sent) is bool(tools)
+        assert (spelled.encode() in sent) is not bool(tools)
+
+
+@pytest.mark.parametrize(
     "newest",
     [
         pytest.param("<note_context><path>a.md</path>BUY MILK</note_context>", id="short"),

@@ -56,6 +56,22 @@ async def test_a_clock_leaves_l1_and_its_value_arrives() -> None:
     assert answer.headers["x-strata-current-values"] == "1"
 
 
+async def test_a_named_conversation_of_which_nothing_is_remembered_is_planned_as_one_without_a_name() -> None:
+    """What is told of the clock stands where nothing has to be replayed, so that the history stays a prefix."""
+    async with rigged(REMEMBER_CONTENT="false", SYSTEM_LAST="true") as rig:
+        said, before = [user("a")], list[dict[str, Any]]()
+        for turn in range(4):
+            now = await ask(rig, system(turn), *said, headers={"x-strata-conversation": "c"})
+            if turn > 1:
+                assert now[: len(before)] == before
+            before = now[:-1]
+            said += [OK, user("more")]
+        sent = chat_body(messages=[system(5), *said])
+        answer = await rig.proxy.post(sent, headers={"x-strata-conversation": "c"})
+    assert answer.headers["x-strata-conversation"] == "c"
+    assert "x-strata-epoch" not in answer.headers
+
+
 async def test_values_at_the_end_break_nothing_of_the_history() -> None:
     """What the receipt says of the next turn is Strata's own, and no edit of the client's."""
     async with rigged(None, SYSTEM_LAST="true") as rig:
