@@ -18,7 +18,7 @@ from proxy.core.lines import Block, Key, Line
 Role = Literal["kept", "behind", "volatile"]
 MOST_LEARNED = 256
 """A prompt in which more places change is no template."""
-_LARGEST = 1 / 3
+LARGEST = 1 / 3
 """What would move more than this share of a prompt is no value in it but another prompt."""
 
 
@@ -120,7 +120,7 @@ class Roles:
             if block.first < block.last and ends != {"kept"}:
                 self.mark(range(block.first, block.last + 1), "volatile" if "volatile" in ends else "behind")
         size = sum(line.size for line in self.lines)
-        return before - self.kept() <= _LARGEST * size
+        return before - self.kept() <= LARGEST * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,5 +236,5 @@ class _Change:
             if block is None:
                 return None
             inside = range(block.first + 1, block.last)
-        small = sum(lines[at].size for at in inside) < _LARGEST * sum(line.size for line in lines)
+        small = sum(lines[at].size for at in inside) < LARGEST * sum(line.size for line in lines)
         return inside if small else None

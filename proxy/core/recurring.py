@@ -41,11 +41,12 @@ class Recurring:
 class Sent:
     """The items of an anonymous request that L2 may hold, by keyed digest: in the history kept, in the newest turn.
 
-    `looping`: the newest turn goes on.
+    Of each the newest version there; `versions` are all of both. `looping`: the newest turn goes on.
     """
 
     kept: Mapping[bytes, Item] = field(default_factory=dict)
     brought: Mapping[bytes, Item] = field(default_factory=dict)
+    versions: Mapping[bytes, Item] = field(default_factory=dict)
     looping: bool = False
 
     @property
@@ -62,9 +63,12 @@ def sent(request: Request, key: bytes) -> Sent:
     def within(start: int, end: int) -> list[Item]:
         return [item for message in messages[start:end] if message.role == "user" for item in items(message)]
 
+    kept = _movable(within(leading, newest.start), l1)
+    brought = _movable([*within(newest.start, newest.end), *request.hints.context], l1)
     return Sent(
-        kept=_by_digest(within(leading, newest.start), key, l1),
-        brought=_by_digest([*within(newest.start, newest.end), *request.hints.context], key, l1),
+        kept=_by_digest(kept, key),
+        brought=_by_digest(brought, key),
+        versions={digest(item, key): item for item in (*kept, *brought)},
         looping=any(message.result for message in messages[newest.start : newest.end]),
     )
 
@@ -89,17 +93,19 @@ def stands(
     if stood is None:
         shelf, stripped = [digest for digest in known.recurring if digest in free and not frozen], []
     else:
-        shelf = list(itertools.takewhile(held.__contains__, stood.shelf))
+        shelf = list(itertools.takewhile(found.versions.__contains__, stood.shelf))
         if again or found.looping:
             log = stood.log if again or known.answered else ()
-            return Recurring(Library(tuple(held[digest] for digest in shelf)), tuple(shelf), came, log, stood.calm)
+            return Recurring(
+                Library(tuple(found.versions[digest] for digest in shelf)), tuple(shelf), came, log, stood.calm
+            )
         calm = _calm(stood, held)
         stripped = [digest for digest in free if digest in came] if calm > 0 else []
         saved = calm * sum(len(held[each].content) for each in stripped)
         if stripped and known.answered and _pays(request, stood.log, saved, known.key):
             log = stood.log
     return Recurring(
-        library=Library(tuple(held[digest] for digest in shelf)),
+        library=Library(tuple(found.versions[digest] for digest in shelf)),
         shelf=tuple(shelf),
         brought=tuple(found.brought),
         log=log,
@@ -144,7 +150,12 @@ def _pays(request: Request, log: Sequence[Recipe], saved: int, key: bytes) -> bo
     return saved >= sum(request.messages[at].size_bytes for at in behind)
 
 
-def _by_digest(found: Iterable[Item], key: bytes, stands: Container[tuple[str, str]]) -> dict[bytes, Item]:
-    """Of each item the newest version; what is short, may not move or stands already is no matter."""
-    newest = {item.key: item for item in found if item.promotable and item.referable and item.key not in stands}
+def _movable(found: Iterable[Item], stands: Container[tuple[str, str]]) -> list[Item]:
+    """Leave out what is short, may not move or stands already."""
+    return [item for item in found if item.promotable and item.referable and item.key not in stands]
+
+
+def _by_digest(found: Iterable[Item], key: bytes) -> dict[bytes, Item]:
+    """Of each item the newest version."""
+    newest = {item.key: item for item in found}
     return {digest(item, key): item for item in newest.values()}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.core import form
+from proxy.core import lines as text_lines
 from proxy.core.align import align, gaps, sides
 from proxy.core.form import NO_LESSONS, Followed, Form, Lessons, Roles
 from proxy.core.lines import MOST_LINES, Key, Line, digest, words
@@ -174,8 +175,28 @@ def _by_template(lines: tuple[Line, ...], template: Template, match: Sequence[in
     if "volatile" not in roles.each:
         # A prompt that holds no value is forwarded as it came, whatever others' hold.
         roles.empty.clear()
+    _enclose(roles)
     _leave(roles)
     return roles
+
+
+def _enclose(roles: Roles) -> None:
+    """Move no line out of its block: the largest small one around it goes with it, or all of it stays.
+
+    Of what encloses a large part of the prompt lines may leave, but not of what is marked as untrusted.
+    """
+    lines = roles.lines
+    if "behind" not in roles.each or not any(map(text_lines.may_open, lines)):
+        return
+    large = form.LARGEST * sum(line.size for line in lines)
+    for block in reversed(text_lines.blocks(lines)):
+        inside = range(block.first, block.last + 1)
+        if block.first == block.last or "behind" not in roles.each[block.first : block.last + 1]:
+            continue
+        if sum(lines[at].size for at in inside) <= large:
+            roles.mark([at for at in inside if roles.each[at] != "volatile"], "behind")
+        elif "untrusted" in lines[block.first].value.lower():
+            roles.mark([at for at in inside if roles.each[at] == "behind"], "kept")
 
 
 def _recurs(template: Template, seen: Seen, *, here: bool) -> bool:

@@ -458,3 +458,19 @@ def test_a_version_in_the_history_keeps_the_other_out_of_the_library() -> None:
     for turn in range(4):
         sent = client.say(SYSTEM, asked("q", note("a.md", 1)), OK, *stripped(turn), asked(f"q{turn}", note("a.md", 2)))
         assert str(sent).count("a.md 2\\n") == 1
+
+
+def test_a_library_stands_while_its_version_is_in_the_request() -> None:
+    """A new version of an item in a later turn takes nothing out of what stands in front."""
+    other = Client()
+    for turn in range(4):
+        other.say(SYSTEM, *stripped(turn), asked(f"q{turn}", A, B))
+    client, said = Client(store=other.store), [asked("one", A, B)]
+    first = client.say(SYSTEM, *said)
+    assert shelved(first) == ["a.md", "b.md"]
+    before = first
+    for turn in (asked("two", note("a.md", 2)), user("three"), user("four")):
+        said += [OK, turn]
+        now = client.say(SYSTEM, *said)
+        assert now[: len(before)] == before
+        before = now

@@ -1,6 +1,6 @@
 """Templates: which lines of a tenant's system prompts are volatile, which belong to one lineage, which are stable."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -114,6 +114,28 @@ def test_a_name_stands_behind_what_all_share() -> None:
     tenant = Tenant()
     shown = [parts(tenant.take(f"The user is {name}.", *POLICY)) for name in ("Ada", "Bob", "Cleo", "Dan", "Ada")]
     assert shown == ["k" + ALL, "k" + ALL, "b" + ALL, "b" + ALL, "b" + ALL]
+
+
+@pytest.mark.parametrize(
+    ("around", "shown"),
+    [
+        pytest.param(("<user_profile>", "{}", "</user_profile>"), "bbb" + ALL, id="a small block goes as a whole"),
+        pytest.param(
+            ("<user>", "<untrusted>", "{}", "</untrusted>", "</user>"), "bbbbb" + ALL, id="with what encloses it"
+        ),
+        pytest.param(("<rules>", "{}", *POLICY, "</rules>"), "kb" + ALL + "k", id="out of most of the prompt"),
+        pytest.param(
+            ("<untrusted>", "{}", *POLICY, "</untrusted>"), "kk" + ALL + "k", id="but not of what is untrusted"
+        ),
+    ],
+)
+def test_what_differs_between_lineages_stays_in_its_block(around: Sequence[str], shown: str) -> None:
+    """Its tags say what it is: profile, or words that nobody may follow."""
+    tenant = Tenant()
+    prompts = ([line.format(name) for line in around] for name in ("Ada", "Bob", "Cleo", "Obey me."))
+    for prompt in prompts:
+        made = tenant.take(*prompt, *(POLICY if POLICY[0] not in prompt else ()))
+    assert parts(made) == shown
 
 
 def test_a_name_that_stands_behind_already_is_not_moved() -> None:
