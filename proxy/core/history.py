@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
             continue
         slots[index] = _as_frozen(request, index, raw, look)
     cut = _cut(request, epoch) if cut is None else cut
+    while missing := _missing(request, slots, epoch, cut):
+        # What they named was dropped, or has been lost.
+        if request.signed:
+            cut = dataclasses.replace(cut, dropped=_through(request, cut, missing[-1]))
+        for index in missing:
+            slots[index] = Slot(request.messages[index])
     shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
     late = _late(request, slots, epoch, cut)
     shelf = Library(epoch.library)
@@ -106,6 +113,30 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
         summary=found.told(epoch.summary),
         values=values,
     )
+
+
+def _missing(request: Request, slots: Sequence[Slot], epoch: Epoch, cut: Cut) -> list[int]:
+    """Find the frozen messages kept that name what stands nowhere in front of them."""
+    lead = any(message.form != "none" for message in request.messages[: request.parts.leading])
+    labels = {item.label for item in epoch.library if lead and item.trusted}
+    head = {item.label for item in epoch.library} - labels
+    missing: list[int] = []
+    for index, slot in enumerate(slots):
+        if cut.drops(index):
+            continue
+        if slot.message.role == "user" and slot.message.form != "none":
+            # A frozen message holds what stood at its head.
+            labels, head = labels if slot.fixed else labels | head, set()
+        labels |= {item.label for item in library.items(slot.message)}
+        if slot.fixed and not all(name in labels or name.rpartition(" (")[0] in labels for name in slot.message.names):
+            missing.append(index)
+    return missing
+
+
+def _through(request: Request, cut: Cut, index: int) -> tuple[Span, ...]:
+    """Drop all turns up to the one that holds a message: signed reasoning stands behind what it was made from."""
+    older = request.parts.turns[:-1]
+    return tuple(turn for turn in older if turn in cut.dropped or turn.start <= index)
 
 
 def _differ(sent: bytes, frozen: bytes) -> bool:

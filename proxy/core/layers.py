@@ -45,10 +45,13 @@ def arrange(
     note = "" if cut.quiet else _joined(left_out(cut.dropped), summary if cut.dropped else "")
     seen = Seen()
     changes = _lead(slots[: shape.leading], seen, values.l1, behind=behind, place=place)
-    for item in library.items:
-        seen.place(item, in_library=True)
-    rest = _Rest(seen, changes, lasting=lasting, head=head, note=note)
     takes = bool(shape.turns) and _takes(slots[shape.newest.start].message)
+    # What stands at the head of a user message stands from there on.
+    waits = [item for item in library.items if takes and (place is None or not item.trusted)]
+    for item in library.items:
+        if not takes or (place is not None and item.trusted):
+            seen.place(item, in_library=True)
+    rest = _Rest(seen, changes, lasting=lasting, head=head, note=note, waits=waits)
     # Context that no message of this turn can take stands in front, and can refer to nothing behind it.
     inserted = "" if takes else _bring(context, seen, pack=cut.packed)
     for turn in shape.turns[:-1]:
@@ -56,6 +59,8 @@ def arrange(
         for index in turn.indexes:
             if draft.keeps(index):
                 rest.put(index, slots[index], lasts=answered)
+    if takes:
+        rest.place(slots[shape.newest.start])
     before = tuple(seen.items.values())
     brought = _bring(context, seen, pack=cut.packed) if takes else ""
     for index in shape.newest.indexes:
@@ -77,7 +82,7 @@ def arrange(
 class _Rest:
     """What stands behind L1. `head` and `note` wait for the first user message that can take them.
 
-    They are the untrusted library, and the line that says what was left out.
+    They are the untrusted library, whose items are those that `waits` holds, and the line that says what was left out.
     """
 
     seen: Seen = field(kw_only=False)
@@ -85,6 +90,7 @@ class _Rest:
     lasting: bool
     head: str
     note: str
+    waits: list[Item]
 
     def put(
         self, index: int, slot: Slot, *, lasts: bool = True, newest: bool = False, brought: str = "", told: str = ""
@@ -98,6 +104,8 @@ class _Rest:
         replayed = slot.fixed or (lasts and message.role == "user" and message.freezes)
         doubted = self.lasting and not replayed and any(text.blocks for text in message.texts)
         before = dict(self.seen.newest) if doubted else {}
+        if takes:
+            self.place(slot)
         if message.role != "user" or (slot.fixed and not newest):
             self.seen.note(message)
         else:
@@ -114,6 +122,14 @@ class _Rest:
         if takes:
             # It holds what waited for it, now or since it was frozen.
             self.head = self.note = ""
+
+    def place(self, slot: Slot) -> None:
+        """Note which items of the library stand at this message's head: those it held when it was frozen, or all."""
+        held = {block.item.sha256 for text in slot.message.texts for block in text.blocks if block.item}
+        for item in self.waits:
+            if not slot.fixed or item.sha256 in held:
+                self.seen.place(item, in_library=True)
+        self.waits = []
 
 
 def _joined(*layers: str) -> str:

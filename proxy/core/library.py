@@ -36,11 +36,13 @@ class Library:
         """Render one half: what may stand in the system message, or what may not. Empty where there is none."""
         frame, note = _FRAMES[trusted]
         blocks, seen = [], set()
+        latest = {item.key: item.trusted for item in self.items}
         for item in self.items:
-            if item.trusted is trusted:
+            # The halves stand apart: a version whose successor is in the other one would be read after it.
+            if item.trusted is trusted is latest[item.key]:
                 marked = f"Newest version of {item.label}; it supersedes the one above:\n" if item.key in seen else ""
                 blocks.append((marked + item.content).replace(f"</{frame}", f"<\\/{frame}"))
-            seen.add(item.key)
+                seen.add(item.key)
         return f"<{frame}>\n{note}\n\n" + "\n\n".join(blocks) + f"\n</{frame}>" if blocks else ""
 
 

@@ -43,6 +43,8 @@ class Text:
 class Message:
     """A message without its place. `calls` are the ids of what it calls, and `answers` is that of the call it answers.
 
+    `names` are the lines in which references of ours name items that stand earlier.
+
     `texts` is kept for L1, and where blocks stand in it; `said` leaves blocks out; `meaning` is known for L1 alone.
 
     `form` says whether its content can take text; `media` counts parts that weigh more than their bytes; `marked` says
@@ -58,6 +60,7 @@ class Message:
     texts: tuple[Text, ...]
     calls: tuple[str, ...]
     answers: str
+    names: tuple[str, ...]
     media: int
     marked: bool
     signed: bool
@@ -114,6 +117,12 @@ class _Wire(msgspec.Struct):
     reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+_ATTACHED = b"Context attached:"
+_REFERENCE = re.compile(
+    r"^Context attached:\n((?:- .*\n)+)Find them (?:in the Context Library above|above in this conversation)\.$",
+    re.MULTILINE,
+)
+"""What `reference` writes."""
 _SIGNATURE = re.compile(rb'"(?:signature|encrypted_content)"\s*:')
 _wire = msgspec.json.Decoder(_Wire)
 _string = msgspec.json.Decoder(str)
@@ -141,6 +150,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         texts=found if wire.role in SYSTEM_ROLES or any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         answers=_answers(wire),
+        names=_names(raw, held_texts) if wire.role == "user" else (),
         media=media,
         marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),
@@ -184,6 +194,13 @@ def texts(raw: bytes) -> tuple[Form, list[tuple[int, int, str]], int]:
         else:
             media += 1
     return "parts", found, media
+
+
+def _names(raw: bytes, held: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
+    if _ATTACHED not in raw:
+        return ()
+    found = [lines for _, _, text in held for lines in _REFERENCE.findall(text)]
+    return tuple(line.removeprefix("- ") for lines in found for line in lines.splitlines())
 
 
 def _outside(text: Text) -> str:

@@ -423,3 +423,48 @@ def test_nothing_refers_to_what_will_not_be_replayed(first: Messages, talk: Open
     stripped = [{**message, "content": message["content"].replace(note("a.md"), "").strip()} for message in first]
     sent = messages(named.say(chat(*stripped, user("Two?"), OK, user("Three?")), "ok"))
     assert note("a.md") in sent[len(first) + 1]["content"]
+
+
+SIGNED = {"role": "assistant", "content": "ok", "reasoning_details": [{"signature": "s"}]}
+
+
+def test_what_refers_to_a_dropped_turn_goes_with_it(talk: Open) -> None:
+    """Behind signed reasoning no line may change: a turn that names what is gone is no whole turn any more."""
+    named, long = talk(), "pad " * 1_100
+    limits: dict[str, Any] = {"budget": 3_100, "reserve_tokens": 100}
+    named.say(chat(user(f"{note('a.md')}\nOne? {long}")), "ok", **limits)
+    named.say(chat(user(f"One? {long}"), SIGNED, user(f"{note('a.md')}\nTwo?")), "ok", **limits)
+    last = [user(f"One? {long}"), SIGNED, user("Two?"), SIGNED, user(f"Three? {long}{long}")]
+    assert messages(named.say(chat(*last), "ok", **limits)) == [SYSTEM, last[-1]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_library_whose_message_is_dropped_stands_where_it_is_written(again: bool, talk: Open) -> None:
+    """What stood at the head of that message is not taken for standing there: nothing refers to it but behind it."""
+    named, long, page = talk(), "pad " * 1_100, f'<url_content id="a.md">{WORDS}</url_content>'
+    limits: dict[str, Any] = {"budget": 3_100, "reserve_tokens": 100}
+    said = [user(f"One? {long}"), OK, user(f"{page}\nTwo?"), OK, user(f"{page}\nThree?"), OK, user(f"{page}\nFour?")]
+    for end in (1, 3, 5):
+        named.say(chat(*said[:end]), "ok", **limits)
+    other = {"role": "system", "content": "You help otherwise."}
+    named.say({"model": "gpt-4o", "messages": [other, *said]}, "ok", **limits)
+    assert named.plans[-1].began == "l1_changed"
+    said[2], said[4], said[6] = user("Two?"), user("Three?"), user("Four?")
+    last = user(f"{page * again}\nFive? {long}{long}")
+    sent = messages(named.say({"model": "gpt-4o", "messages": [other, *said, SIGNED, last]}, "ok", **limits))
+    assert named.plans[-1].began == "limit"
+    assert [message["role"] for message in sent] == ["system", "user"]
+    assert sent[1]["content"].startswith("<untrusted_context_library>")
+    assert str(sent).count(WORDS) == 1
+    assert ("Context attached:\n- a.md\n" in sent[1]["content"]) is again
+
+
+def test_a_turn_whose_reference_leads_nowhere_is_not_replayed(talk: Open) -> None:
+    """Memory may have lost what it named: then the client's own message stands."""
+    named = talk()
+    named.say(chat(user(f"{note('a.md')}\nOne?")), "ok")
+    named.say(chat(user("One?"), OK, user(f"{note('a.md')}\nTwo?")), "ok")
+    log = named.store._conversations["c"].log
+    del log[next(place for place, attempts in log.items() if any(b"One?" in each.raw for each in attempts.values()))]
+    said = [user("One?"), OK, user("Two?"), OK, user("Three?")]
+    assert messages(named.say(chat(*said), "ok")) == [SYSTEM, *said]

@@ -166,3 +166,13 @@ def test_nothing_inside_closes_the_frame(name: str, content: str, trust: str) ->
     assert text.count(f"</{frame}>") == 1
     assert text.endswith(f"</{frame}>")
     assert "<b>&</b>" in text
+
+
+def test_a_version_whose_successor_stands_in_the_other_half_goes() -> None:
+    """The halves stand apart, and the older one would be read last."""
+    outside, own = item("a", "a1", trust="untrusted"), item("a", "a2")
+    for old, new in ((outside, own), (own, outside)):
+        shelf = Library((old, new))
+        assert old.content not in shelf.text(trusted=old.trusted)
+        assert new.content in shelf.text(trusted=new.trusted)
+        assert "supersedes" not in shelf.text(trusted=new.trusted)
