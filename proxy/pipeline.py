@@ -141,8 +141,6 @@ class Pipeline:
             call.cause = odd.cause
         return raw
 
-    # read
-
     async def _read(self, call: Call, client: Downstream, raw: bytes) -> Request:
         call.started = time.monotonic()
         reader = self._analyst.reader()
@@ -172,8 +170,6 @@ class Pipeline:
         read = policy.profile.read if self._settings.cached_read_price is not None else shares[0]
         write = policy.profile.write if self._settings.cached_write_price is not None else shares[1]
         return dataclasses.replace(policy, profile=dataclasses.replace(policy.profile, read=read, write=write))
-
-    # plan
 
     async def _plan(
         self, call: Call, request: Request, recalled: Recalled, known: Known, *, refuses: bool = True
@@ -225,8 +221,6 @@ class Pipeline:
         heavy = len(array) > INLINE_BYTES
         return await asyncio.to_thread(self._analyst.tools, array) if heavy else self._analyst.tools(array)
 
-    # reserve
-
     async def _reserve(self, call: Call, client: Downstream, raw: bytes) -> None:
         """Hold the request to its tenant's models and quotas. Raises StrataError."""
         tenant, request = call.tenant, call.request
@@ -249,8 +243,6 @@ class Pipeline:
         call.reservation = await self._meter.reserve(
             tenant, call.request_id, tokens=amount.input + amount.output, nanos=money
         )
-
-    # record
 
     async def _refuse(self, call: Call, client: Downstream, error: StrataError) -> None:
         call.outcome = _OUTCOME_OF.get(error.fault.type, "refused")

@@ -1,5 +1,7 @@
 """The chain of what was said: each message's place, by which a conversation knows itself again.
 
+    system → b"" · user "One?" → h(b"" + said) · assistant "1" → h(that + said)
+
 A place digests all that was said up to it: roles, words and tool calls. White space and context blocks are left out, so
 that a message which comes back in another form stands where it stood.
 """

@@ -91,7 +91,7 @@ NO_VALUES = Values()
 class Slot:
     """A message to be arranged: the client's own, or in another form (`raw`). What is `fixed` stands as it is.
 
-    Where there are `spelled` items, by their content's digest, its blocks only stand in for them.
+    `spelled`: its blocks are stand-ins of one character, and these are the items' JSON spellings, by content digest.
     """
 
     message: Message

@@ -26,9 +26,9 @@ LARGEST = 1 / 3
 class Form:
     """How a lineage's L1 stands: its stable lines in the client's order, and which of them stand behind the others.
 
-    `slots` are the places, by number of stable lines in front, where volatile lines stand; `edited` are the gaps whose
-    lines changed once and were taken in place, or hold a value that its words did not tell: whatever stands there is a
-    value. `template` is what it was made from.
+    `slots` are the places of volatile lines, by how many stable lines stand in front. `edited` are gaps whose next
+    change is taken for a value: their lines changed once and were taken in place, or hold a value that its words do not
+    show. `template` is what it was made from.
     """
 
     lines: tuple[Key, ...] = ()
@@ -185,7 +185,7 @@ class _Change:
         return all(recognised) or not any(recognised) or sides(self._was.lines, gap.low, gap.high) in self._was.edited
 
     def hold(self, gap: Gap) -> None:
-        """Whatever others teach later, what its words do not tell stays a value here."""
+        """Remember a slot whose lines no lesson recognises: they stay a value, whatever others teach later."""
         if not all(self._recognised(at) for at in gap.new):
             self.edited |= {sides(self._was.lines, gap.low, gap.high)}
 

@@ -66,7 +66,7 @@ def told(found: Past) -> dict[int, str]:
 
 
 def outdated(found: Past, slots: Sequence[str]) -> Iterator[str]:
-    """Return the values that stand in earlier turns for nothing."""
+    """Return the values told in earlier turns that hold no longer."""
     told = [pair for index in sorted(found.frozen) for pair in found.frozen[index].values]
     newest = {slot: place for place, (slot, _) in enumerate(told)}
     for place, (slot, text) in enumerate(told):

@@ -1,4 +1,4 @@
-"""What is known when a request comes: how the lineage it goes on stood, and what the tenant's others taught.
+"""What is known when a request comes: how the lineage it continues stood before, and what the tenant's others taught.
 
 Digests only. Where several lineages began with the same words, one of them is the request's own.
 """
@@ -103,7 +103,7 @@ def known(
     answered = 0 < len(told) <= MOST_STANDING
     stood = told if answered else next((learned.standing[place] for place in earlier if place in learned.standing), ())
     if len(stood) > MOST_STANDING:
-        # Many began like this: those go on that hold no line which is not here.
+        # Many began like this: only those whose lines all stand here may continue.
         here_now = {line.key for line in lines}
         stood = tuple(each for each in stood if each.form.lines and here_now.issuperset(each.form.lines))
     return Known(
@@ -119,7 +119,7 @@ def known(
 
 
 def continued(known: Known, brought: Iterable[bytes], held: Iterable[bytes]) -> tuple[Standing | None, bool]:
-    """Return the lineage a request goes on, and whether it is one that was sent before."""
+    """Return the lineage a request continues, and whether this very request was sent in it before."""
     again = repeated(known, brought)
     return again or nearest(known, held), again is not None
 

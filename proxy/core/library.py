@@ -65,7 +65,7 @@ def arriving(request: Request) -> list[Item]:
 
 
 def any_items(request: Request) -> bool:
-    """Whether a request holds an item outside L1."""
+    """Whether a user message holds a block, or `strata.context` an item: nothing else can recur."""
     return bool(request.hints.context) or any(
         text.blocks for message in request.messages if message.role == "user" for text in message.texts
     )

@@ -60,7 +60,7 @@ _EARLIER = 3
 
 
 MOST_LEFT, MOST_LEFT_BYTES = 2_048, 8_000_000
-"""So many messages of one name, and so many bytes, may be stored that its newest request does not hold."""
+"""The most messages, and bytes, stored under one name beyond those its newest request holds."""
 
 
 def outgrown(recalled: Recalled, held: Container[Place]) -> bool:

@@ -121,7 +121,7 @@ def _shape(line: str) -> bytes:
 
 
 def whole(keys: Iterable[Key]) -> bool:
-    """Whether lines are blocks from first to last, each with both its tags; nothing is."""
+    """Whether lines are whole blocks from first to last, each opened and closed; true of no lines at all."""
     depth = 0
     for key in keys:
         shape = key[-1:]

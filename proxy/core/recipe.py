@@ -155,8 +155,9 @@ def _newest(request: Request, context: Sequence[Item], key: bytes) -> Recipe | N
 
 
 class _Names:
-    """Names items, where a line could refer to them when they come again: not those that are short, that are versions
-    of one another, or that name themselves nowhere and begin alike.
+    """Names items by digest. Those no line could refer to are `_LEFT_OUT`.
+
+    They are short ones, several versions of one, and unnamed ones that begin alike.
     """
 
     def __init__(self, request: Request, key: bytes) -> None:

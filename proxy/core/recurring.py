@@ -16,6 +16,7 @@ from proxy.core.recipe import Recipe, digest, keyed
 from proxy.core.request import Request
 
 _RESTLESS = -2
+"""A client that sent only some again must send all again three times before it is believed."""
 _MOST_CALM = 100
 _SOME = 1 / 2
 """Of the items of a turn: an active note changes, an attachment is taken away."""
@@ -78,12 +79,11 @@ def stands(
 ) -> Recurring:
     """Say what stands in L2 of an anonymous request, and whether earlier turns are put back.
 
-    A lineage that begins has on its shelf what clients of this tenant are known to send again, and keeps it while it is
-    anywhere in the request. Earlier turns are put back as they stood where the client, which has taken items out of its
-    history, sends all of them again: if these, over as many turns as that has gone on, weigh more than what would be
-    read again when it ends, and if it was this lineage that was given the answer which the request holds. A client that
-    sends only some again must send all again more often before it is believed.
-    The same request `again` stands as it stood, and so does a turn while it goes on. Where `frozen`, no shelf begins.
+    A new lineage's shelf holds what clients of this tenant are known to send again, up to the first item the request no
+    longer holds. Turns are put back only where this lineage was given the answer that the request holds, where the
+    client sends again all it took out, and where that, over as many turns as it has gone on, weighs more than the
+    re-read when it ends. The same request sent `again`, and a turn that goes on, stand as they stood. Where `frozen`,
+    no shelf begins.
     """
     held, came, calm = found.held, stood.brought if stood else (), 0
     log: tuple[Recipe, ...] = ()
@@ -115,7 +115,11 @@ def stands(
 
 
 def _calm(stood: Standing, held: Container[bytes]) -> int:
-    """Say in how many requests on end all items came again. Where they did, some may go; where most do, it is none."""
+    """Count the requests on end in which all items came again.
+
+    Up to half may then go and the count stays; where more go it begins anew. Before the first, any that is missing sets
+    it back.
+    """
     before = {*stood.shelf, *stood.brought}
     gone = sum(digest not in held for digest in before)
     if not before:

@@ -77,7 +77,7 @@ def _made(
 def _pieced(
     pieces: Sequence[Piece], held: Mapping[bytes, Here | Item], value: str, words: Sequence[tuple[int, int]]
 ) -> tuple[str, tuple[Block, ...]]:
-    """Put a text together again; with an item that is not there goes the space behind it, but for a line's end."""
+    """Put a text together again; the space behind a missing item goes with it, unless it ends what stands in front."""
     made, blocks = list[str](), list[Block]()
     length, at, gone = 0, 0, False
     for piece in pieces:

@@ -1,5 +1,9 @@
 """What of a tenant's system prompts is stable, learned from digests of their lines, over lineages.
 
+    lineage 1   The user is Ada. · Time: 10:01 → Time: 10:02 · You help. …    a clock: volatile, told elsewhere
+    lineage 2   The user is Bob. · Time: 10:05 · You help. …                   a name: behind what all share
+    lineage 3   You help. … · The user is Cleo.                                the core is one prefix for all
+
 What recurs is the core that all share. A lineage that begins takes the form its template says: what was volatile in
 others is volatile here; what lineages are known to differ in stands behind the core. Nothing is moved because of what
 it looks like, and a prompt that does not change is not touched.

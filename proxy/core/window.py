@@ -78,8 +78,8 @@ class _Place:
 def _surest(found: Sequence[_Place]) -> tuple[bytes, ...]:
     """Return the front of the place that holds most of the window, the shortest of equals.
 
-    One may be the end of another: there it was given up once, and is not taken up again. Where two differ, one is that
-    of a branch which was abandoned, and nobody can say which; also where only one holds enough.
+    A front may be the end of another: the conversation was cut there once, and what was given up stays so. Fronts that
+    differ belong to different branches, and nobody can say which is meant; also where only one holds enough.
     """
     fronts = [place.front for place in found if place.front is not None]
     sure = [place for place in found if place.sure]

@@ -1,4 +1,4 @@
-"""What is learned of prompts, in this process and packed for others: digests only, bounded in bytes."""
+"""What this process knows of prompts: digests only, bounded in bytes; least recently used goes first."""
 
 from __future__ import annotations
 
