@@ -83,8 +83,17 @@ def share(part: str, whole: str) -> str:
 
 
 INPUT_REPORTED = f'sum(increase(strata_input_tokens_total{{{BY}, prompt_cache="reported"}}{RANGE}))'
-SAVED = f"sum(delta(strata_saved_usd{{{BY}}}{RANGE}))"
 COST = f"sum(increase(strata_cost_usd_total{{{BY}}}{RANGE}))"
+AS_SENT_COST = f"sum(increase(strata_as_sent_cost_usd_total{{{BY}}}{RANGE}))"
+SAVED = f"{AS_SENT_COST} - {COST}"
+
+
+def saved_an_hour(label: str) -> str:
+    """Return what was saved an hour, by a label."""
+    both = [
+        f"sum by ({label}) (rate(strata_{name}{{{BY}}}{RATE}))" for name in ("as_sent_cost_usd_total", "cost_usd_total")
+    ]
+    return f"({both[0]} - {both[1]}) * 3600"
 
 
 def cached(source: str) -> str:
@@ -120,7 +129,7 @@ context · **L4** history · **L5** the user's own words. What is not reported i
                  "currencyUSD", SAVED, steps=[("red", None), ("text", 0), ("green", 0.01)]),
             stat("Cost", "US dollars paid in the time range shown, of models whose price is known.", "currencyUSD", COST),
             stat("Saved share", "What was saved, as a share of what the clients' own bytes would have cost.", "percentunit",
-                 share(SAVED, f"{COST} + {SAVED}"), steps=[("red", None), ("text", 0), ("green", 0.2)]),
+                 f"({SAVED}) / ({AS_SENT_COST} > 0)", steps=[("red", None), ("text", 0), ("green", 0.2)]),
             stat("Cached share", "Tokens read from the prompt cache, as a share of those whose upstream says so.",
                  "percentunit", share(cached("reported"), INPUT_REPORTED),
                  steps=[("red", None), ("orange", 0.3), ("green", 0.6)]),
@@ -135,9 +144,9 @@ context · **L4** history · **L5** the user's own words. What is not reported i
             Panel("Cost an hour by model", "What answers cost at the upstream's prices.", "currencyUSD",
                   [(f"sum by (model) (rate(strata_cost_usd_total{{{BY}}}{RATE})) * 3600", "{{model}}")], width=8),
             Panel("Saved an hour by tenant", "What the clients' own bytes would have cost more; negative where less.",
-                  "currencyUSD", [(f"sum by (tenant) (deriv(strata_saved_usd{{{BY}}}{RATE})) * 3600", "{{tenant}}")], width=8),
+                  "currencyUSD", [(saved_an_hour("tenant"), "{{tenant}}")], width=8),
             Panel("Saved an hour by model", "The same by model.", "currencyUSD",
-                  [(f"sum by (model) (deriv(strata_saved_usd{{{BY}}}{RATE})) * 3600", "{{model}}")], width=8),
+                  [(saved_an_hour("model"), "{{model}}")], width=8),
         ]),
         Section("Prompt cache", [
             Panel("Cached share by model", "Reported cached tokens as a share of the prompt tokens whose upstream says so.",
@@ -233,7 +242,7 @@ say how: outlines and shortened outputs lose little, dropped turns more; *forwar
 fit. A cut is one re-read: if turns are dropped often, the budget is tight for how your agents work.
 
 **Quota used** is each tenant's share of each of its quotas, what is reserved for requests under way among it. At 1 requests
-are refused (or told of, in `shadow`). *Token ratio*: the upstream's tokens for each that Strata counts; limits are divided by
+are refused (or only reported, in `shadow`). *Token ratio*: the upstream's tokens for each that Strata counts; limits are divided by
 it. Cached tokens (*reported*, *predicted*, *as_sent*) are on the other pages.""",
     [
         Section("", [
@@ -271,7 +280,7 @@ it. Cached tokens (*reported*, *predicted*, *as_sent*) are on the other pages.""
             Panel("Quota used", "Each tenant's share of each of its quotas.", "percentunit",
                   [(f"max by (tenant, quota) (strata_quota_used_ratio{{{OF_TENANT}}}) or vector(0)", "{{tenant}} {{quota}}")],
                   steps=[("green", None), ("orange", 0.8), ("red", 1)], least=0),
-            Panel("Refusals by quota", "Refused, or told of in shadow.", "reqps",
+            Panel("Refusals by quota", "Refused, or only reported in shadow.", "reqps",
                   [(f"sum by (tenant, quota, mode) (rate(strata_quota_refusals_total{{{OF_TENANT}}}{RATE})) or vector(0)",
                     "{{tenant}} {{quota}} {{mode}}")], least=0),
             Panel("Token ratio", "The upstream's tokens for each that Strata counts, as its usage has taught.", "short",
@@ -287,7 +296,8 @@ OPERATIONS = Dashboard(
     "Whether requests go through, how long they take, and whether memory answers.",
     """**Overhead** is the proxy's own time before the upstream is called: milliseconds, whatever the upstream takes. **Bypass** is a
 request that Strata did not understand and forwarded as it came; its cause says why. **Failed** is the upstream's doing
-(`upstream_error`, `upstream_interrupted`) or Strata's (`error`): the latter should be 0.
+(`upstream_error`, `upstream_interrupted`) or Strata's (`error`): the latter should be 0. **shutdown** is an answer that a restart
+cut off at `STRATA_SHUTDOWN_SECONDS`.
 
 **Store** 1: Redis is configured and does not answer. Requests go on, planned from the process's own copy (**L1** … **L5** hold);
 each conversation may lose its prompt cache once when it goes and once when it returns: **reported** cached tokens fall below

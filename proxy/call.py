@@ -147,7 +147,7 @@ class Call:
             case "client_gone":
                 self.outcome = "client_closed"
             case "shutdown":
-                self.outcome, self.cause = "error", "shutdown"
+                self.outcome = "shutdown"
 
     def _reported(self, tokens: int | None) -> int | None:
         # Vocabularies differ: a prediction counts in the upstream's tokens, where it says how many the prompt has.

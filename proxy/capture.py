@@ -20,7 +20,7 @@ from proxy.call import Call
 from proxy.core import redact
 from proxy.core.usage import Usage
 from proxy.downstream import JSON, error_body
-from proxy.errors import BAD_VALUE, NOT_ALLOWED, Fault
+from proxy.errors import BAD_VALUE, NOT_ALLOWED, UNKNOWN_KEY, Fault
 
 _LONGEST_SECONDS = 86_400
 _MOST_READERS = 4
@@ -97,8 +97,14 @@ class Capture:
 
     async def stream(self, request: Request) -> Response:
         """Stream requests for a while."""
-        if self._may is None or not self._may(request):
-            return _refused(NOT_ALLOWED, "Capturing needs the admin token (STRATA_ADMIN_TOKEN), which must be set.")
+        if self._may is None:
+            return _refused(
+                NOT_ALLOWED, "Capturing needs an admin token, and this proxy has none: set STRATA_ADMIN_TOKEN."
+            )
+        if not self._may(request):
+            return _refused(
+                UNKNOWN_KEY, "Capturing needs the proxy's admin token (STRATA_ADMIN_TOKEN) as bearer token."
+            )
         given = request.query_params.get("seconds", "60")
         seconds = int(given) if given.isdecimal() and len(given) < 7 else 0
         if not 0 < seconds <= _LONGEST_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 from typing import BinaryIO
@@ -52,8 +53,10 @@ def demo(*, keep: bool) -> None:
     try:
         from proxy.demo import show  # noqa: PLC0415 -- needs the extra, which a server does without
     except ModuleNotFoundError as error:
-        click.echo(f"strata: the demo needs the package {error.name!r}: pip install 'strata-proxy[demo]'", err=True)
+        click.echo(f"strata: the demo needs the package {error.name!r}: pip install '.[demo]'", err=True)
         sys.exit(2)
+    # Whoever ends it, its servers stop and its files go.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         show.demo(Console(), keep=threading.Event().wait if keep else None)
 
@@ -67,7 +70,9 @@ def explain_(file: BinaryIO, url: str | None, headers: tuple[str, ...], *, as_js
     """Say what would be done with the chat request in FILE (`-` for standard input), and why."""
     from proxy import explaining  # noqa: PLC0415 -- brings the whole application
 
-    given = dict(header.partition(":")[::2] for header in headers)
+    given = {name.strip(): value.strip() for name, _, value in (header.partition(":") for header in headers)}
+    if wrong := [header for header in headers if not header.partition(":")[0].strip() or ":" not in header]:
+        raise click.BadParameter(f"{wrong[0]!r} is not 'NAME: VALUE'", param_hint="--header")
     try:
         told = explaining.ask(file.read(), given, url=url, settings=None if url else _load({}))
     except explaining.Refused as error:

@@ -62,12 +62,21 @@ def told(call: Call) -> dict[str, object]:
         "prediction": {
             "cached_tokens": call.predicted_tokens,
             "as_sent_cached_tokens": call.as_sent_tokens,
-            "as_sent_tokens": call.as_sent_input_tokens,
+            "as_sent_tokens": _as_sent(call),
         },
         "divergence": _diff(call.divergence),
         "forwarded": body.decode("utf-8", "replace"),
         "forwarded_sha256": hashlib.sha256(body).hexdigest(),
     }
+
+
+def _as_sent(call: Call) -> int | None:
+    """Weigh the client's own prompt as the receipt does, of an upstream that counts as Strata does."""
+    messages, forwarded = call.as_sent_input_tokens, sum(step.tokens for step in call.steps)
+    if not messages or not forwarded or call.layers is None:
+        return messages
+    # What primes the reply is in no message.
+    return round(messages * call.layers.total / forwarded)
 
 
 def _diff(found: Break | None) -> dict[str, object] | None:

@@ -257,6 +257,7 @@ class Pipeline:
             call.conclude(client.status)
         else:
             await self._refuse(call, client, StrataError(SHUTTING_DOWN, "The proxy is shutting down."))
+            call.outcome = "shutdown"
 
     def _record(self, call: Call) -> None:
         record = call.record(time.monotonic())

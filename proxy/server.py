@@ -10,14 +10,17 @@ import os
 import signal
 import socket
 import tempfile
+import time
 from typing import Any
 
+import orjson
 import uvicorn
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from proxy import app, environment
 from proxy.head import Protocol
+from proxy.observe.log import SERVER_LOGGING
 from proxy.observe.metrics import MULTIPROCESS_DIR, forget_worker
 from proxy.settings import Settings
 
@@ -32,7 +35,8 @@ def options(settings: Settings) -> dict[str, Any]:
         "http": Protocol,
         "ws": "none",
         "lifespan": "on",
-        "log_level": "warning",
+        "log_level": "error" if settings.log_level == "error" else "warning",
+        "log_config": SERVER_LOGGING,
         "access_log": False,
         "server_header": False,
         "date_header": False,
@@ -100,7 +104,9 @@ def _answered(*_: object) -> None:
 
 
 def announce(settings: Settings, listener: socket.socket) -> str:
-    """Say where the proxy listens and what is behind it."""
+    """Return a log line, written whatever the level: where the proxy listens and what is behind it."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return f"strata: listening on http://{shown}:{port}/v1, upstream {settings.upstream_url}"
+    told = {"level": "info", "event": "listening", "at": time.time(), "url": f"http://{shown}:{port}/v1",
+            "upstream": settings.upstream_url}  # fmt: skip
+    return orjson.dumps(told).decode()

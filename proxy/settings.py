@@ -9,7 +9,18 @@ from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proxy.core.policy import Mode, OverBudget, Promotion
@@ -25,6 +36,29 @@ def _list(value: object) -> object:
     return value
 
 
+def _some(value: object) -> object:
+    """A list that is left out for all must name something: of blanks and commas it would be the opposite."""
+    names = _list(value)
+    if isinstance(value, str) and not names:
+        raise ValueError("at least one name; leave it out for all")
+    return names
+
+
+def _headers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names by which HTTP could carry a header, in small letters."""
+    for name in names:
+        if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII):
+            raise ValueError(f"header names (letters, digits, - and the like); {name!r} is none")
+    return tuple(name.lower() for name in names)
+
+
+def _switch(value: object, read: ValidatorFunctionWrapHandler) -> bool:
+    try:
+        return bool(read(value))
+    except ValidationError:
+        raise ValueError("true or false") from None
+
+
 def _key(key: SecretStr | None) -> SecretStr | None:
     """A key goes into a header: no blanks around it, and nothing in it that a header cannot carry."""
     if key is None:
@@ -38,6 +72,8 @@ def _key(key: SecretStr | None) -> SecretStr | None:
 def _split(url: str, *schemes: str) -> SplitResult:
     """Take a URL apart. Raises ValueError that says what it must look like."""
     begins = " or ".join(f"{scheme}://" for scheme in schemes)
+    if not all(char.isprintable() and not char.isspace() for char in url):
+        raise ValueError("a URL without blanks")
     parts = urlsplit(url)
     if parts.scheme not in schemes or not (parts.hostname or parts.scheme == "unix"):
         raise ValueError(f"a URL that begins with {begins}")
@@ -76,8 +112,11 @@ def _object(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_list)]
+Models = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_some)]
+HeaderNames = Annotated[Names, AfterValidator(_headers)]
+Switch = Annotated[bool, WrapValidator(_switch)]
 Tokens = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 Dollars = Annotated[Decimal, Field(ge=0)]
@@ -127,13 +166,15 @@ class TenantSettings(BaseModel):
     keys: Secrets = Field(
         description="Bearer keys of this tenant, separated by commas; `sha256:<hex>` for a key's digest in its place."
     )
-    models: Names | None = Field(None, description=_MODELS)
+    models: Models | None = Field(None, description=_MODELS)
     upstream_url: str | None = Field(
         None, description="This tenant's own upstream. The key of everybody's does not go there."
     )
     upstream_key: SecretStr | None = Field(None, description="This tenant's own key at the upstream.")
     mode: Mode | None = Field(None, description="`layered` or `observe`, for this tenant.")
-    budget_tokens: Tokens | None = Field(None, description="The most tokens one request of this tenant may hold.")
+    budget_tokens: Tokens | None = Field(
+        None, description="The most tokens one request of this tenant may hold, prompt and answer."
+    )
     output_reserve_tokens: Tokens | None = Field(
         None, description="Kept free for the answer where the request names none."
     )
@@ -141,8 +182,8 @@ class TenantSettings(BaseModel):
         None, description="`forward` or `reject`, for what cannot be made to fit the budget."
     )
     summary_model: str | None = Field(None, description=_SUMMARIES)
-    windowed: bool | None = Field(None, description="Whether its clients send only their last messages.")
-    remember_content: bool | None = Field(None, description="Whether content of its named conversations is kept.")
+    windowed: Switch | None = Field(None, description="Whether its clients send only their last messages.")
+    remember_content: Switch | None = Field(None, description="Whether content of its named conversations is kept.")
     conversation_ttl_seconds: Seconds | None = Field(
         None, description="How long its named conversations are kept after their last request."
     )
@@ -201,28 +242,29 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(1, ge=1, le=256, description="Processes. Share memory through Redis when more than one.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="`info` writes one JSON line a request."
+        "info", description="`debug`, `info`, `warning` or `error`; `info` writes one JSON line a request."
     )
     mode: Mode = Field(
-        "layered", description="`observe` forwards the client's bytes as they are and records what they did."
+        "layered",
+        description="`layered` or `observe`, which forwards the client's bytes as they are and records what they did.",
     )
     promotion: Promotion = Field(
         "deferred",
         description="When items enter L2: at an epoch's end, or (`eager`) on the turn after they were attached.",
     )
-    current_values: bool = Field(
+    current_values: Switch = Field(
         default=True,
         description="Take lines of the system prompt that change within a conversation out of its stable part.",
     )
-    anonymous_library: bool = Field(
+    anonymous_library: Switch = Field(
         default=True,
         description="Put back what anonymous clients take out and send again; in new conversations, into L2.",
     )
-    windowed: bool = Field(
+    windowed: Switch = Field(
         default=False,
         description="Complete named conversations whose client sends only its last messages, from what it sent before.",
     )
-    system_last: bool | None = Field(
+    system_last: Switch | None = Field(
         None,
         description="The upstream takes a system message at the very end, there and not at the head; "
         "by default only OpenAI is believed to (Azure serves models of others under the same address).",
@@ -255,13 +297,15 @@ class Settings(BaseSettings):
         description='Context windows by model, `{"my-model": 32768}`, where they are unknown or other than the usual.',
     )
     budget_tokens: Tokens | None = Field(
-        None, description="The most tokens one request may hold; by default the model's window."
+        None,
+        description="The most tokens one request may hold, prompt and answer; must exceed the reserve. "
+        "By default the model's window.",
     )
     output_reserve_tokens: Tokens = Field(4_096, description="Kept free for the answer where the request names none.")
     over_budget: OverBudget = Field(
-        "forward", description="What happens to a request that cannot be made to fit the budget."
+        "forward", description="`forward` or `reject`, for a request that cannot be made to fit the budget."
     )
-    models: Names = Field((), description=_MODELS)
+    models: Models = Field((), description=_MODELS)
     requests_per_minute: RequestsPerMinute = None
     tokens_per_minute: TokensPerMinute = None
     concurrent_requests: ConcurrentRequests = None
@@ -276,14 +320,14 @@ class Settings(BaseSettings):
         "`closed` refuses them.",
     )
     summary_model: str | None = Field(None, description=_SUMMARIES)
-    conversation_headers: Names = Field(
+    conversation_headers: HeaderNames = Field(
         ("x-session-id", "x-openwebui-chat-id"),
         description="Headers that name a conversation, besides `x-strata-conversation`.",
     )
-    user_headers: Names = Field(
+    user_headers: HeaderNames = Field(
         ("x-openwebui-user-id",), description="Headers that name an end user; they keep conversations apart."
     )
-    remember_content: bool = Field(
+    remember_content: Switch = Field(
         default=True, description="Keep items of named conversations; `false` keeps digests only."
     )
     conversation_ttl_seconds: Annotated[int, Field(gt=0)] = Field(
@@ -295,7 +339,7 @@ class Settings(BaseSettings):
     secret: SecretStr | None = Field(
         None, description="Key of the digests that partition memory; by default made once and kept in Redis."
     )
-    allow_open: bool = Field(
+    allow_open: Switch = Field(
         default=False, description="Allow a public address with an upstream key and no tenants: anybody may spend it."
     )
     context_tags: Names = Field((), description="More tags whose blocks are context items.")
@@ -311,12 +355,12 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = Field(
         None, description="Bearer token that `/metrics` and the live page then ask for."
     )
-    debug: bool = Field(
+    debug: Switch = Field(
         default=False,
         description="Show short redacted excerpts of what broke the prompt cache, to whoever made the request.",
     )
     env_file: str | None = Field(
-        None, description="A file of more settings, `NAME=value` a line; the environment goes before it. "
+        None, description="A file of more settings, `NAME=value` a line; the environment overrides it. "
         "SIGHUP reads it again."
     )  # fmt: skip
     tenants: dict[str, TenantSettings] = Field(
@@ -347,10 +391,13 @@ class Settings(BaseSettings):
     def _token(cls, key: SecretStr | None) -> SecretStr | None:
         return _key(key)
 
-    @field_validator("conversation_headers", "user_headers")
+    @field_validator("tenants", mode="before")
     @classmethod
-    def _lower(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name.lower() for name in names)
+    def _named(cls, tenants: object) -> object:
+        for name in tenants if isinstance(tenants, dict) else ():
+            if not all(char.isprintable() and not char.isspace() for char in name):
+                raise ValueError(f"names without blanks; STRATA_TENANTS__{name.upper()}__… has {name!r}")
+        return tenants
 
     @field_validator("context_tags")
     @classmethod

@@ -120,7 +120,7 @@ def scenes() -> tuple[Scene, ...]:
             ),
         ),
         Scene(
-            title="attachment sent every turn",
+            title="attachments (sent every turn)",
             system=policy,
             turns=tuple(
                 Turn(words=words, attached=(contract,))
@@ -144,7 +144,7 @@ def scenes() -> tuple[Scene, ...]:
             ),
         ),
         Scene(
-            title="agent, the time in its prompt",
+            title="clock agent (the time in its prompt)",
             system=agent,
             ticks=True,
             turns=tuple(
@@ -156,7 +156,7 @@ def scenes() -> tuple[Scene, ...]:
             ),
         ),
         Scene(
-            title="agent, append-only",
+            title="agent (append-only)",
             system=agent,
             turns=tuple(
                 Turn(words=words)

@@ -18,7 +18,7 @@ from proxy.demo.run import Place, Planted, Step, Told
 from proxy.demo.scenes import scenes
 
 _ROWS = 16
-_WIDE = 120
+_WIDE = 130
 _LAYERS = ("L1", "L2", "L3", "L4", "L5")
 
 
@@ -26,7 +26,7 @@ def demo(console: Console, *, keep: Callable[[], object] | None) -> None:
     """Run the demo; with `keep` its servers stay up until that returns."""
     total = sum(len(scene.turns) for scene in scenes())
     console.print(
-        "[bold]Strata demo[/bold]: the same conversations straight to a simulated provider, and through Strata. "
+        "[bold]Strata demo[/bold]: the same conversations directly with a simulated provider, and through Strata. "
         "No key, no Redis, no network.\n"
     )
     with run.servers() as (straight, through):
@@ -67,7 +67,7 @@ def _play(console: Console, straight: Place, through: Place, total: int) -> list
 
 
 def _table(steps: Sequence[Step], *, narrow: bool) -> Table:
-    """Tokens by turn; in thousands where the terminal has no room."""
+    """Tokens by turn; in thousands, and with names without what stands in brackets, where the terminal has no room."""
     table = Table(
         title="Turn by turn, in tokens",
         title_justify="left",
@@ -75,12 +75,15 @@ def _table(steps: Sequence[Step], *, narrow: bool) -> Table:
         padding=(0, 0 if narrow else 1),
         collapse_padding=narrow,
     )
-    table.add_column("conversation", overflow="ellipsis", no_wrap=True, max_width=18 if narrow else 36)
-    for title in ("turn", "direct" if narrow else "straight", "cached", "Strata", *_LAYERS, "cached", "refs"):
+    table.add_column("conversation", no_wrap=True)
+    for title in ("turn", "direct", "cached", "Strata", *_LAYERS, "cached", "refs"):
         style = "dim" if title in _LAYERS else ""
         table.add_column(title, justify="right", style=style, no_wrap=True)
     for step in steps:
-        table.add_row(*_row(step, _thousands if narrow else "{:,}".format))
+        title = step.scene.title
+        table.add_row(
+            title.partition(" (")[0] if narrow else title, *_row(step, _thousands if narrow else "{:,}".format)
+        )
     return table
 
 
@@ -91,7 +94,6 @@ def _thousands(tokens: int) -> str:
 def _row(step: Step, shown: Callable[[int], str]) -> list[str]:
     layers = dict(step.strata.layers)
     return [
-        step.scene.title,
         str(step.turn),
         shown(step.straight.prompt_tokens),
         shown(step.straight.cached_tokens),
@@ -104,7 +106,7 @@ def _row(step: Step, shown: Callable[[int], str]) -> list[str]:
 
 def _summary(steps: Sequence[Step]) -> Table:
     table = Table(title="\nBoth ways, side by side", title_justify="left")
-    for column in ("", "straight", "through Strata", "change"):
+    for column in ("", "direct", "through Strata", "change"):
         table.add_column(column, justify="left" if not column else "right")
     straight, strata = [step.straight for step in steps], [step.strata for step in steps]
     for name, measure, shown in (
@@ -148,7 +150,7 @@ def _urls(console: Console, through: Place, planted: Planted, following: Path) -
         f"  a conversation's layers      curl {key} {through.strata}/strata/conversations/demo-notes",
         f"  what the provider received   {through.provider}/sim/requests",
         f"\nThe newest request of conversation {planted.conversation} has just broken its prompt cache. What broke it?",
-        "  on the live page             the first row, its mark is red; open it",
+        "  on the live page             the first row, its mark is red; click its number and give the key: demo",
         f"  its receipt                  curl {key} {through.strata}/strata/requests/{planted.request_id}",
         f"  what comes of the next one   {explain}",
     ):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from proxy.core.quota import Quotas, Verdict
+from proxy.core.kind import OURS
+from proxy.core.quota import LEASE_SECONDS, RATES, Kind, Quotas, Verdict, periods
 from proxy.observe.record import Record
 
 _MOST_REQUESTS = 200
@@ -31,6 +32,28 @@ class _Day:
     breaks: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
+@dataclass(slots=True)
+class _Held:
+    """How a tenant stood to its quotas at a moment, and how many of its requests have ended since."""
+
+    quotas: Quotas
+    verdict: Verdict
+    at: float
+    ended: int = 0
+
+    def used(self, kind: Kind, now: float) -> int:
+        """Return what of a quota is used now: rates refill, a new day or month begins at nothing."""
+        used, seconds = self.verdict.used[kind], max(0.0, now - self.at)
+        if kind == "concurrent_requests":
+            # Only chat requests report their end here; of others a reservation is the most that is still held.
+            return max(0, used - self.ended) if seconds < LEASE_SECONDS else 0
+        if kind in RATES:
+            return max(0, used - int(seconds * self.quotas.limits[kind] / 60))
+        then, today = periods(int(self.at * 1000)), periods(int(now * 1000))
+        place = int("month" in kind)
+        return used if then[place] == today[place] else 0
+
+
 class Board:
     """Bounded; a record costs a few additions. `tenants` are those configured."""
 
@@ -40,18 +63,20 @@ class Board:
         self._day = _Day()
         self._newest: collections.deque[tuple[int, Record]] = collections.deque(maxlen=_MOST_REQUESTS)
         self._conversations: collections.OrderedDict[str, list[float]] = collections.OrderedDict()
-        self._quotas: dict[str, tuple[Quotas, Verdict]] = {}
+        self._quotas: dict[str, _Held] = {}
         self.number = 0
 
     def quota(self, tenant: str, quotas: Quotas, verdict: Verdict | None) -> None:
         """Note how a tenant stands to its quotas."""
         if verdict is not None and tenant in self._tenants():
-            self._quotas[tenant] = (quotas, verdict)
+            self._quotas[tenant] = _Held(quotas, verdict, self._now())
 
     def emit(self, record: Record) -> None:
         """Note a record."""
         self.number += 1
         self._newest.append((self.number, record))
+        if (held := self._quotas.get(record.tenant)) is not None and record.outcome != "refused":
+            held.ended += 1
         day = self._today()
         day.requests += 1
         day.failed += record.outcome in {"error", "upstream_error", "upstream_interrupted"}
@@ -82,7 +107,7 @@ class Board:
 
     def state(self, since: int = 0) -> dict[str, object]:
         """Return what the page shows; of the requests those behind number `since`."""
-        day = self._today()
+        day, now = self._today(), self._now()
         return {
             "number": self.number,
             "day": day.name,
@@ -95,6 +120,7 @@ class Board:
             "saved_usd": day.saved_usd,
             "causes": dict(day.causes),
             "breaks": dict(day.breaks.most_common(10)),
+            "own_kinds": sorted(OURS),
             "newest": [_shown(number, record) for number, record in self._newest if number > since][-50:],
             "conversations": [
                 {
@@ -107,9 +133,10 @@ class Board:
                 for name, held in reversed(self._conversations.items())
             ],
             "tenants": [
-                {"tenant": tenant, "quota": kind, "used": verdict.used[kind], "limit": quotas.limits[kind]}
-                for tenant, (quotas, verdict) in sorted(self._quotas.items())
-                for kind in quotas.limits
+                {"tenant": tenant, "quota": kind, "used": held.used(kind, now), "limit": limit}
+                for tenant, held in sorted(self._quotas.items())
+                if tenant in self._tenants()
+                for kind, limit in held.quotas.limits.items()
             ],
         }
 

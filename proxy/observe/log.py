@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Callable
 from typing import BinaryIO, Literal
 
 import orjson
+from typing_extensions import override
 
 from proxy.core.divergence import Break
 from proxy.observe.record import Record
@@ -15,6 +17,15 @@ from proxy.observe.record import Record
 Level = Literal["debug", "info", "warning", "error"]
 _ORDER: tuple[Level, ...] = ("debug", "info", "warning", "error")
 _BATCH = 512
+SERVER_LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"lines": {"class": "proxy.observe.log.Lines"}},
+    "root": {"handlers": ["lines"], "level": "WARNING"},
+}
+"""How the server, and any other library, comes to write to standard error what Strata itself writes: JSON lines."""
+_ADVICE = "pip install"
+"""uvicorn's, at each WebSocket attempt, to install what would make it serve them: these are refused."""
 
 
 class Log:
@@ -30,7 +41,7 @@ class Log:
 
     def emit(self, record: Record) -> None:
         """Write the request's line: level `error` for the proxy's own faults, `warning` for failures, else `info`."""
-        failed = record.outcome in {"upstream_error", "upstream_interrupted", "bypass"}
+        failed = record.outcome in {"upstream_error", "upstream_interrupted", "bypass", "shutdown"}
         level: Level = "error" if record.outcome == "error" else "warning" if failed else "info"
         if _ORDER.index(level) >= self._from:
             self._add({"level": level, "event": "request", **line(record)})
@@ -58,6 +69,22 @@ class Log:
         if lines:
             self._out.write(b"\n".join([*lines, b""]))
             self._out.flush()
+
+
+class Lines(logging.Handler):
+    """Python's own log records → lines on standard error."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if _ADVICE in message:
+            return
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        fields: dict[str, object] = {"at": record.created, "logger": record.name, "message": message}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        sys.stderr.buffer.write(orjson.dumps({"level": level, "event": "server", **fields}, default=str) + b"\n")
+        sys.stderr.buffer.flush()
 
 
 def told(found: Break) -> dict[str, object]:

@@ -52,11 +52,11 @@ DOCUMENTED = {
     "strata_output_tokens_total": "Completion tokens as the upstream counts them.",
     "strata_cache_write_tokens_total": "Prompt tokens the upstream wrote to its prompt cache and says so.",
     "strata_cost_usd_total": "What answers cost at the upstream's prices, in US dollars.",
-    "strata_saved_usd": "What the client's own bytes would have cost more; may fall, and be negative.",
+    "strata_as_sent_cost_usd_total": "What they would have cost as sent by the client; this less the cost was saved.",
     "strata_unpriced_total": "Answers whose usage is known and whose price is not.",
     "strata_usage_missing_total": "Answers that should have brought usage and did not.",
     "strata_quota_used_ratio": "What a configured tenant has used of a quota of a day or a month, as a share of it.",
-    "strata_quota_refusals_total": "Requests over a quota, refused or (`shadow`) only told of.",
+    "strata_quota_refusals_total": "Requests over a quota, refused or (`shadow`) only reported.",
     "strata_quota_unknown_total": "Requests whose quotas could not be looked up, let through or refused.",
     "strata_token_ratio": "The upstream's own tokens for each that Strata counts, as its usage has taught.",
     "strata_references_total": "Items sent as a reference instead of their content.",
@@ -88,7 +88,7 @@ MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 SummaryOutcome = Literal["made", "failed", "refused", "asked"]
 Together = Literal["sum", "max", "mostrecent", "livesum", "livemax"]
 
-_FORWARDED = frozenset({"ok", "bypass", "upstream_interrupted", "client_closed"})
+_FORWARDED = frozenset({"ok", "bypass", "upstream_interrupted", "client_closed", "shutdown"})
 STORE_OPERATIONS = ("recall", "remember", "forget", "view", "quota", "calibration")
 _ANYBODY = "default"
 """Whose clients bring their own keys; each of them has quotas of its own."""
@@ -117,7 +117,7 @@ class Metrics:
         self._output = counter("strata_output_tokens_total", "tenant", "model")
         self._written = counter("strata_cache_write_tokens_total", "tenant", "model")
         self._cost = counter("strata_cost_usd_total", "tenant", "model")
-        self._saved = gauge("strata_saved_usd", "sum", "tenant", "model")
+        self._as_sent_cost = counter("strata_as_sent_cost_usd_total", "tenant", "model")
         self._ratio = gauge("strata_token_ratio", "mostrecent", "model")
         self._quota_used = gauge("strata_quota_used_ratio", "mostrecent", "tenant", "quota")
         self._quota_refusals = counter("strata_quota_refusals_total", "tenant", "quota", "mode")
@@ -180,7 +180,7 @@ class Metrics:
             (self._input, (tenants, models, ("reported", "unreported"))),
             *((plain, (tenants, models)) for plain in
               (self._output, self._written, self._missing, self._references, self._referenced, self._cost,
-               self._saved, self._unpriced, self._dropped, self._shortened)),
+               self._as_sent_cost, self._unpriced, self._dropped, self._shortened)),
         )  # fmt: skip
         for metric, labels in closed:
             for values in itertools.product(*labels):
@@ -280,9 +280,10 @@ class Metrics:
         if record.cost_usd is None:
             bound(self._unpriced, tenant, model).inc()
         else:
+            # Both counters hold the same answers: where it is unknown what one would have cost, it saved nothing.
+            as_sent = record.cost_usd if record.as_sent_usd is None else record.as_sent_usd
             bound(self._cost, tenant, model).inc(float(record.cost_usd))
-        if record.saved_usd:
-            bound(self._saved, tenant, model).inc(float(record.saved_usd))
+            bound(self._as_sent_cost, tenant, model).inc(float(as_sent))
         bound(self._token_usage, "chat", model, "input").observe(usage.input_tokens)
         if usage.output_tokens:
             bound(self._token_usage, "chat", model, "output").observe(usage.output_tokens)

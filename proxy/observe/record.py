@@ -15,7 +15,9 @@ from proxy.core.measure import NO_LOSSES, Layers, Losses
 from proxy.core.quota import Kind
 from proxy.core.usage import Usage
 
-Outcome = Literal["ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "error"]
+Outcome = Literal[
+    "ok", "bypass", "refused", "upstream_error", "upstream_interrupted", "client_closed", "shutdown", "error"
+]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 

@@ -1,6 +1,7 @@
 """The dashboard is complete, readable and what Grafana accepts; no Grafana is needed to know it."""
 
 import importlib.util
+import re
 import sys
 from collections import Counter
 from itertools import combinations
@@ -108,6 +109,11 @@ def test_every_query_parses(queries: list[str]) -> None:
     for query in queries:
         assert "$" not in query
         promql_parser.parse(query)
+
+
+def test_no_query_takes_differences_of_a_gauge(queries: list[str]) -> None:
+    """A restart is a drop that `increase` and `rate` of a counter know of, and `delta` and `deriv` do not."""
+    assert [query for query in queries if re.search(r"\b(i?delta|deriv)\(", query)] == []
 
 
 def test_query_ids_are_unique(charts: list[dict[str, Any]]) -> None:

@@ -14,17 +14,21 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from proxy.cli import main
 from tests.e2e.kit import HANG
 from tests.e2e.test_processes import ROOT, clean_environment, run
 
 
-@pytest.fixture(scope="module")
-def told() -> Iterator[str]:
-    """Run the demo and return what it printed, while it stays up."""
+@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM], ids=["wide", "narrow"])
+def told(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the demo and return what it printed, while it stays up; a signal ends it, and its files go."""
+    columns = {signal.SIGINT: "130", signal.SIGTERM: "80"}[request.param]
     # A shell's background jobs, and what they start, are born deaf to Ctrl-C.
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "demo", "--keep"], env=clean_environment() | {"PYTHONUNBUFFERED": "1"},
+        [sys.executable, "-m", "proxy", "demo", "--keep"],
+        env=clean_environment() | {"PYTHONUNBUFFERED": "1", "COLUMNS": columns},
         cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
@@ -41,9 +45,10 @@ def told() -> Iterator[str]:
         yield "".join(lines)
     finally:
         hung.cancel()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(request.param)
         status = process.wait(timeout=4 * HANG)
     assert status == 0
+    assert not Path(shlex.split(lines[-1])[5]).exists()
 
 
 def address(told: str, title: str) -> str:
@@ -59,6 +64,22 @@ def test_the_demo_saves_and_says_so(told: str) -> None:
     saved = re.search(r"these conversations cost\s+(\d+)%\s+less", told)
     assert saved is not None
     assert int(saved.group(1)) > 30
+
+
+def test_no_name_is_cut_at_80_columns(told: str) -> None:
+    """Both tables call the two ways the same, and conversations by whole names."""
+    assert "…" not in told
+    assert "straight" not in told
+    assert all(f"{name} " in told for name in ("notes chat", "attachments", "research", "clock agent", "agent"))
+
+
+def test_without_its_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the repository: the package is on no index."""
+    for name in [name for name in sys.modules if name.startswith("proxy.demo")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    ended = CliRunner().invoke(main, ["demo"])
+    assert (ended.exit_code, "pip install '.[demo]'" in ended.output) == (2, True)
 
 
 async def test_everything_it_says_to_open_is_there(told: str) -> None:

@@ -172,8 +172,12 @@ async def test_explain_tells_the_plan_and_forwards_nothing(rig: Rig) -> None:
     assert any(decision.startswith("a.md (note_context) stands earlier") for decision in told[0]["decisions"])
     assert [each["what"] for each in told[0]["messages"]] == ["as sent", "as sent", "changed"]
     assert sum(layer["tokens"] for layer in told[0]["layers"]) == told[0]["total_tokens"]
-    await rig.proxy.post(second, headers=named)
+    made = await rig.proxy.post(second, headers=named)
     assert rig.last.body.decode() == told[0]["forwarded"]
+    await rig.proxy.settled(2)
+    path = f"/strata/requests/{made.headers['x-strata-request-id']}"
+    receipt = (await rig.proxy.http.get(path, headers={"authorization": "Bearer key-one"})).json()
+    assert told[0]["prediction"]["as_sent_tokens"] == receipt["as_sent_input_tokens"]
     assert await rig.proxy.total("strata_requests_total") == 2
 
 
@@ -232,3 +236,6 @@ async def test_the_command_says_why_it_cannot() -> None:
     assert status == 1
     assert "http://127.0.0.1:1/strata/explain cannot be asked" in err
     assert os.name
+    for header in ("x-session-id", ": c1"):
+        status, _, err = await command("explain", "-", "--header", header, stdin=b"{}")
+        assert (status, f"{header!r} is not 'NAME: VALUE'" in err) == (2, True)

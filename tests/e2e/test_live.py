@@ -11,6 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.quota import NEW, Ask, Quotas, admit
+from proxy.live.board import Board
+from proxy.observe.record import Outcome, Record
 from proxy.simulator.app import Options
 from tests.e2e.kit import HANG, Rig, chat_body, note, rigged
 
@@ -55,6 +58,43 @@ async def test_the_board_tells_what_the_records_say() -> None:
         assert told["conversations"][0]["requests"] == 6
         for secret in ("secret plan", "key-one", "plan.md", '"c1"'):
             assert secret not in answer.text
+
+
+def used(board: Board) -> dict[str, int]:
+    """Return what the page shows of quotas."""
+    rows: Any = board.state()["tenants"]
+    return {row["quota"]: row["used"] for row in rows}
+
+
+def ended(outcome: Outcome) -> Record:
+    """A request of acme's that has ended."""
+    return Record(
+        request_id="r", at=0.0, tenant="acme", model="m", mode="layered", stream=False, outcome=outcome, status=200
+    )
+
+
+def test_quotas_age() -> None:
+    """Rates refill, a request that has ended is under way no more, a new day and month begin at nothing."""
+    now = 1_796_081_400.0  # 2026-11-30, half an hour before midnight
+    quotas = Quotas(limits={"requests_per_minute": 2, "tokens_per_minute": 600, "concurrent_requests": 2,
+                            "tokens_per_day": 1_000, "usd_per_month": 10**9})  # fmt: skip
+    board = Board(lambda: ("acme",), now=lambda: now)
+    account = NEW
+    for name in "ab":
+        account, verdict = admit(account, quotas, Ask(name, 300, 10**8), int(now * 1000))
+        board.quota("acme", quotas, verdict)
+    full = {"requests_per_minute": 2, "tokens_per_minute": 600, "concurrent_requests": 2, "tokens_per_day": 600,
+            "usd_per_month": 2 * 10**8}  # fmt: skip
+    assert used(board) == full
+    board.emit(ended("refused"))
+    assert used(board) == full
+    board.emit(ended("ok"))
+    now += 30
+    assert used(board) == full | {"requests_per_minute": 1, "tokens_per_minute": 300, "concurrent_requests": 1}
+    now += 8 * 60
+    assert used(board) == full | {"requests_per_minute": 0, "tokens_per_minute": 0, "concurrent_requests": 0}
+    now += 30 * 60
+    assert set(used(board).values()) == {0}
 
 
 async def test_what_is_new_comes_as_events() -> None:
@@ -133,3 +173,58 @@ async def test_the_page_in_chromium(width: int, scheme: Any, tmp_path: Path) -> 
         await browser.close()
         assert [line for line in said if "401" not in line] == []
         assert all(url.startswith(rig.proxy.origin) for url in asked)
+
+
+@needs_chromium
+async def test_a_receipt_is_shown_for_a_key_in_chromium() -> None:
+    """A proxy without an admin token asks for the key that made the request, and keeps it in the page's memory only."""
+    playwright = pytest.importorskip("playwright.async_api")
+    async with rigged(None) as rig, playwright.async_playwright() as p:
+        await traffic(rig, 5)
+        browser = await p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page(viewport={"width": 800, "height": 900})
+        await page.goto(f"{rig.proxy.origin}/strata/")
+        rows = page.locator("#newest tr")
+        await playwright.expect(rows).to_have_count(5)
+        await rows.first.locator(".row").click()
+        await playwright.expect(page.locator("#whose")).to_be_focused()
+        for key, said in (("key-two", "The key given did not make this request"), ("key-one", '"outcome": "ok"')):
+            await page.locator("#whose").fill(key)
+            await page.keyboard.press("Enter")
+            await playwright.expect(page.locator("#receipt")).to_contain_text(said)
+            if folder := os.environ.get("STRATA_TEST_PICTURES"):
+                await page.screenshot(path=f"{folder}/receipt-{key}.png")
+        await page.keyboard.press("Escape")
+        await rows.nth(1).locator(".row").click()
+        await playwright.expect(page.locator("#receipt")).to_contain_text('"outcome": "ok"')
+        assert not await page.locator("#give").is_visible()
+        stored = "() => JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie"
+        assert "key-one" not in await page.evaluate(stored)
+        await browser.close()
+
+
+@needs_chromium
+async def test_breaks_of_stratas_own_are_grey_in_chromium() -> None:
+    """Red is what the client changed; columns keep apart."""
+    playwright = pytest.importorskip("playwright.async_api")
+    async with rigged(None) as rig, playwright.async_playwright() as p:
+        for turn in range(4):
+            talk = [
+                {"role": role, "content": f"{role} {each}"} for each in range(turn) for role in ("user", "assistant")
+            ]
+            system = {"role": "system", "content": f"Time: 10:0{turn}\n{RULES}"}
+            await rig.proxy.post(chat_body(messages=[system, *talk, {"role": "user", "content": f"user {turn}"}]))
+        browser = await p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page(viewport={"width": 1200, "height": 900})
+        await page.goto(f"{rig.proxy.origin}/strata/")
+        rows = page.locator("#newest tr")
+        await playwright.expect(rows).to_have_count(4)
+        told = [(await rows.nth(place).locator("td").last.inner_text(),
+                 await rows.nth(place).locator("td").last.get_attribute("class")) for place in range(3)]  # fmt: skip
+        assert told == [("turn_context in L4", "ours"), ("turn_context in L4", "ours"), ("clock in L1", "bad")]
+        gap = "() => {const [a, b] = [...document.querySelectorAll('#newest tr:first-child td')].slice(-2); \
+            return [getComputedStyle(a).paddingRight, getComputedStyle(b).paddingLeft].map(parseFloat)}"
+        assert sum(await page.evaluate(gap)) >= 20
+        if folder := os.environ.get("STRATA_TEST_PICTURES"):
+            await page.screenshot(path=f"{folder}/ours.png", full_page=True)
+        await browser.close()

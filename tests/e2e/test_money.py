@@ -6,6 +6,9 @@ from decimal import Decimal
 
 import pytest
 
+from proxy.core.usage import Usage
+from proxy.observe.metrics import Metrics
+from proxy.observe.record import Record
 from tests.e2e.kit import chat_body, rigged
 
 PRICES = '{"gpt-5.1": {"input": 1.25, "cached_read": 0.125, "output": 10}}'
@@ -28,9 +31,32 @@ async def test_the_cost_is_the_providers_own_to_the_cent() -> None:
             history.append(answer["choices"][0]["message"])
         assert await rig.proxy.total("strata_cost_usd_total") == pytest.approx(float(paid / 1_000_000), rel=1e-9)
         straight = 8 * Decimal("1.25") * 1_700 / 1_000_000
-        saved = await rig.proxy.total("strata_saved_usd")
+        saved = await rig.proxy.total("strata_as_sent_cost_usd_total") - await rig.proxy.total("strata_cost_usd_total")
         assert float(straight) * 0.4 < saved < float(straight)
         assert await rig.proxy.total("strata_unpriced_total") == 0
+
+
+def test_what_is_known_of_one_cost_only_saves_nothing() -> None:
+    """Both counters count the same answers: one of unknown price in neither, one of unknown alternative as paid."""
+    metrics = Metrics(())
+    known = {"cost_usd": Decimal("0.2"), "as_sent_usd": Decimal("0.5")}
+    for prices in (
+        known,
+        {"cost_usd": Decimal("0.1")},
+        {"cost_usd": Decimal("0.4"), "as_sent_usd": Decimal("0.3")},
+        {},
+    ):
+        metrics.emit(
+            Record(
+                request_id="r", at=0.0, tenant="default", model="other", mode="layered", stream=False, outcome="ok",
+                status=200, usage=Usage(input_tokens=1), **prices,
+            )
+        )  # fmt: skip
+    labels = {"tenant": "default", "model": "other"}
+    totals = [
+        metrics.registry.get_sample_value(f"strata_{name}_usd_total", labels) for name in ("cost", "as_sent_cost")
+    ]
+    assert totals == [pytest.approx(0.7), pytest.approx(0.9)]
 
 
 async def test_a_model_without_a_price_is_counted_and_not_guessed() -> None:

@@ -223,7 +223,8 @@ async def test_the_deadline_ends_a_stream_with_an_error_event(tmp_path: Path, fa
         assert len(events(raw)) == 1
         status = await running.stopped()
         told = [orjson.loads(line) for line in running.lines() if '"event":"request"' in line]
-        assert [(line["outcome"], line.get("cause")) for line in told] == [("error", "shutdown")]
+        assert [(line["outcome"], line.get("cause")) for line in told] == [("shutdown", None)]
+        assert told[0]["level"] == "warning"
         async with asyncio.timeout(HANG):
             while running.simulator.requests[-1].outcome == "pending":
                 await asyncio.sleep(0.01)
@@ -241,9 +242,31 @@ async def test_the_deadline_ends_waiting_requests(tmp_path: Path) -> None:
             raw = await wire.reader.read()
         status = await running.stopped()
         told = [orjson.loads(line) for line in running.lines() if '"event":"request"' in line]
-        assert [line["outcome"] for line in told] == ["error"]
+        assert [(line["outcome"], line["level"]) for line in told] == [("shutdown", "warning")]
         assert not raw or (raw.startswith(b"HTTP/1.1 503") and b'"code":"proxy_shutting_down"' in raw)
         assert status == 0
+
+
+async def test_standard_error_is_json_lines(tmp_path: Path) -> None:
+    """What the server itself says too: a WebSocket attempt, bytes that are no HTTP, streams cut at the deadline."""
+    async with serving(tmp_path, SHUTDOWN_SECONDS="1") as running:
+        upgrade = (
+            b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: a\r\nsec-websocket-version: 13\r\n\r\n"
+        )
+        async with dial(running.port) as wire:
+            await wire.send(b"GET /v1/realtime HTTP/1.1\r\nhost: a\r\n" + upgrade)
+            assert (await wire.response())[0] == 400
+        async with dial(running.port) as wire:
+            await wire.send(b"\x16\x03\x01")
+            await wire.reader.read()
+        async with dial(running.port) as wire:
+            await streaming(wire, "gap=600")
+            assert await running.stopped(signal.SIGTERM) == 0
+    told = [orjson.loads(line) for line in running.lines()]
+    assert all({"level", "event", "at"} <= line.keys() for line in told)
+    said = [line["message"] for line in told if line["event"] == "server"]
+    assert len(said) == 3
+    assert not any("pip install" in message for message in said)
 
 
 async def test_a_client_that_does_not_read_does_not_hold_it(tmp_path: Path) -> None:
