@@ -14,13 +14,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.errors import BAD_ENCODING, BAD_VALUE, TOO_LARGE, Fault, StrataError
 
+_NO_BODY = (204, 304)
 _MOST_FRAMES = 16
 _INLINE_BYTES = 2_048
 """A longer body is decoded in a thread: it may become a thousand times as long."""
 
 
 class ClientGone(Exception):
-    """The client left before its request was whole."""
+    """The client left before its request was whole, or stopped to read its answer."""
 
 
 class Downstream:
@@ -36,6 +37,9 @@ class Downstream:
         self._consumed = asyncio.Event()
         self.begun = False
         self.status = 0
+        self.idle_seconds: float | None = None
+        """How long a client may take no more of its answer."""
+        self._stalled = False
 
     async def body(self, limit: int) -> bytes:
         """Read and decode the whole body. Raises StrataError (413, 415, 400) and ClientGone."""
@@ -61,8 +65,14 @@ class Downstream:
             return await asyncio.to_thread(decode, raw, encoding, limit)
         return decode(raw, encoding, limit)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body as it comes. Raises ClientGone."""
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Read the body as it comes. Raises StrataError (400) at once; what it returns raises ClientGone."""
+        codings = self.headers.get("transfer-encoding", "chunked")
+        if codings.strip().lower() != "chunked":
+            raise StrataError(BAD_VALUE, f"transfer-encoding {codings!r} is not supported: only chunked is")
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
         more = True
         while more:
             message = await self._receive()
@@ -88,13 +98,37 @@ class Downstream:
         return True
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the head of an answer."""
+        """Send the head of an answer. Raises ClientGone."""
+        if status in _NO_BODY:
+            # A 304 may state the length of what it does not send; the server would wait for that.
+            headers = [(name, value) for name, value in headers if name != b"content-length"]
         self.begun, self.status = True, status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._pass({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool) -> None:
-        """Send a piece of the body; returns when the client's side has room for more."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        """Send a piece of the body; returns when the client's side has room for more. Raises ClientGone."""
+        await self._pass({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _pass(self, message: Message) -> None:
+        """Hand a message to the server, which waits while the client takes nothing. `asyncio.timeout` costs thrice."""
+        if self.idle_seconds is None:
+            await self._send(message)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._give_up, task)
+        try:
+            await self._send(message)
+        except asyncio.CancelledError:
+            if self._stalled and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self, task: asyncio.Task[object]) -> None:
+        self._stalled = True
+        task.cancel()
 
     async def answer(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]], kind: bytes) -> None:
         """Send a whole answer of the proxy's own."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import Callable
 
 from proxy import relay
 from proxy.call import Call
 from proxy.core import body as json_body
-from proxy.core import render
+from proxy.core import render, reply
 from proxy.core.request import OWN
 from proxy.downstream import Downstream
 from proxy.observe import receipt
@@ -19,10 +20,10 @@ from proxy.upstream.client import Answer, Clients
 from proxy.upstream.target import normal
 
 _DROPPED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect"})
-_REFUSALS = frozenset({400, 422})
+_REFUSED = 400
 _PATIENCE_SECONDS = 0.05
 _LONG_BYTES = 65_536
-_OPTIONS = (b"stream_options", b"include_usage")
+_OPTIONS = re.compile(rb"stream_?options|include_?usage", re.IGNORECASE)
 
 
 class Forwarder:
@@ -43,6 +44,7 @@ class Forwarder:
 
     async def forward(self, call: Call, client: Downstream, raw: bytes) -> None:
         """Forward, and conclude the call. Raises StrataError when no answer came, Interrupted when the client left."""
+        client.idle_seconds = self._clients.idle_seconds
         watching = asyncio.ensure_future(_watch(call, client))
         try:
             answer, asked = await self._send(call, client, raw)
@@ -67,10 +69,10 @@ class Forwarder:
         call.forwarded = time.monotonic()
         call.measuring = self._measured(call)
         answer = await self._once(call, client, body)
-        if ask and answer.status in _REFUSALS and await _names_options(answer):
+        if ask and await _refuses_options(answer):
             await answer.close()
             answer = await self._once(call, client, await _render(call, raw, ask_usage=False))
-            if answer.status not in _REFUSALS:
+            if answer.status < _REFUSED:
                 upstream.remember_refusal(model)
             return answer, False
         return answer, ask
@@ -129,6 +131,9 @@ class Forwarder:
                 await relay.stream(answer, passing, told, strip_usage=asked, choices=choices)
             finally:
                 self._streams(-1)
+            if asked and call.request and _OPTIONS.search(call.told.refusal):
+                # The client has seen it: the next one will not.
+                self._clients(call.tenant.upstream_url).remember_refusal(call.request.model)
         else:
             await relay.body(answer, passing, told)
         call.conclude(answer.status)
@@ -145,13 +150,21 @@ async def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
     return json_body.splice(raw, edits)
 
 
-async def _names_options(answer: Answer) -> bool:
+async def _refuses_options(answer: Answer) -> bool:
+    """Whether an answer refuses the options that were added, in whatever words and with whatever status.
+
+    Of what succeeded only JSON is looked at, and only to its first byte where it is a stream under another name.
+    """
     try:
-        refusal = await answer.peek()
+        if answer.status < _REFUSED:
+            json = answer.header(b"content-type").startswith(b"application/json")
+            if not json or not (await answer.peek(1)).startswith(b"{"):
+                return False
+        refusal = relay.plain(await answer.peek(), answer.header(b"content-encoding"))
     except BaseException:
         await answer.close()
         raise
-    return any(word in refusal for word in _OPTIONS)
+    return _OPTIONS.search(refusal) is not None and (answer.status >= _REFUSED or reply.fails(refusal))
 
 
 async def _watch(call: Call, client: Downstream) -> None:

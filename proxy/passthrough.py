@@ -23,14 +23,14 @@ from proxy.core.price import Amount, cost
 from proxy.core.quota import nanos
 from proxy.core.usage import Usage
 from proxy.downstream import ClientGone, Downstream
-from proxy.errors import INTERNAL, NO_WEBSOCKET, NOT_ALLOWED, StrataError
+from proxy.errors import INTERNAL, NO_WEBSOCKET, NOT_ALLOWED, SHUTTING_DOWN, StrataError
 from proxy.meter import Meter, Reservation
 from proxy.prices import Prices
 from proxy.settings import Settings
 from proxy.tenants import Tenant, Tenants, allowed
 from proxy.upstream import headers
 from proxy.upstream.client import Answer, Clients, Exchange, Interrupted, Truncated
-from proxy.upstream.target import is_stateless, normal
+from proxy.upstream.target import is_stateless, keeps_nothing, makes_response, normal
 
 _MOST_KEPT = 262_144
 _HEAD = 16_384
@@ -59,6 +59,7 @@ class Passthrough:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request; an answer that breaks off ends the connection, so that the client notices."""
         client = Downstream(scope, receive, send)
+        client.idle_seconds = self._clients.idle_seconds
         exchange = Exchange()
         watching = asyncio.ensure_future(_watch(client, exchange))
         try:
@@ -80,6 +81,10 @@ class Passthrough:
                     self._settle(tenant, held, asked, heard)
         except (ClientGone, Interrupted, Truncated):
             return
+        except asyncio.CancelledError:
+            # uvicorn's deadline for a graceful shutdown has passed: an answer that has begun is cut short.
+            if not client.begun:
+                await client.refuse(StrataError(SHUTTING_DOWN, "The proxy is shutting down."), [])
         except StrataError as error:
             if not client.begun:
                 await client.refuse(error, [])
@@ -94,28 +99,29 @@ class Passthrough:
         tenant = self._tenants.resolve(client.headers, scope["query_string"].decode("latin-1"))
         if client.headers.get("upgrade", "").lower() == "websocket":
             raise StrataError(NO_WEBSOCKET, "WebSocket upgrades are not supported; use the HTTP form of this route.")
-        if tenant.shares_key and not is_stateless(scope["method"], normal(scope["raw_path"])):
-            raise StrataError(
-                NOT_ALLOWED,
-                f"{scope['path']} keeps data at the upstream, where tenants share one key; it needs a key of the "
-                f"tenant's own (STRATA_TENANTS__{tenant.name.upper()}__UPSTREAM_KEY).",
-            )
+        method, path = scope["method"], normal(scope["raw_path"])
+        if tenant.shares_key and not is_stateless(method, path) and not makes_response(method, path):
+            raise _keeps(client, tenant)
         return tenant
 
     async def _body(self, client: Downstream, tenant: Tenant) -> bytes | AsyncIterator[bytes]:
-        """Return the body as it comes; of a tenant with quotas or models, read, so that what it asks for is known."""
+        """Return the body as it comes; read where what it asks for must be known: models, quotas, what is kept."""
         if client.bodiless():
             return b""
         text = "json" in client.headers.get("content-type", "json")
-        if not tenant.models and not (tenant.quotas and text):
+        if not tenant.models and not (tenant.quotas and text) and not _may_keep(client, tenant):
             return client.pieces()
         return await client.raw(self._settings.max_body_bytes)
 
     async def _asked(self, client: Downstream, tenant: Tenant, body: bytes | AsyncIterator[bytes]) -> _Asked:
-        """Look at what a request asks for, and hold it to its tenant's models. Raises StrataError."""
+        """Look at what a request asks for, and hold it to its tenant's models and to its key. Raises StrataError."""
         if not isinstance(body, bytes) or not body:
+            if _may_keep(client, tenant):
+                raise _keeps(client, tenant)
             return _Asked()
         plain = await client.decoded(body, self._settings.max_body_bytes)
+        if _may_keep(client, tenant) and not keeps_nothing(plain):
+            raise _keeps(client, tenant)
         if tenant.models:
             await allowed(tenant, client.scope["raw_path"], client.headers, plain)
         if not tenant.quotas:
@@ -177,6 +183,20 @@ class Passthrough:
             if heard:
                 heard.forwarded = False
             raise
+
+
+def _may_keep(client: Downstream, tenant: Tenant) -> bool:
+    """Whether it is the body that says if something is kept under a key that tenants share."""
+    return tenant.shares_key and makes_response(client.scope["method"], normal(client.scope["raw_path"]))
+
+
+def _keeps(client: Downstream, tenant: Tenant) -> StrataError:
+    otherwise = '"store": false and nothing stored to go on from, or ' if _may_keep(client, tenant) else ""
+    return StrataError(
+        NOT_ALLOWED,
+        f"{client.scope['path']} keeps data at the upstream, where tenants share one key; it needs {otherwise}a key of "
+        f"the tenant's own (STRATA_TENANTS__{tenant.name.upper()}__UPSTREAM_KEY).",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Told:
     first_at: float | None = None
     failed: bool = False
     why: str | None = None
+    refusal: bytes = field(default=b"", repr=False)
+    """The error in band, where there is one."""
     kept: list[bytes] = field(default_factory=list, repr=False)
     kept_bytes: int = 0
     heard_bytes: int = 0
@@ -118,6 +120,8 @@ async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Infl
         data = await answer.read()
         ended = not data
         passed = tap.end() if ended else tap.feed(inflate(data) if inflate else data)
+        if tap.error and not passing.told.refusal:
+            passing.told.refusal = _beside_choices(passed)
         if passed and passing.heard is not None:
             passing.told.keep(passed)
         # Some clients leave at the first finish reason; some upstreams give one with every piece.
@@ -125,6 +129,12 @@ async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Infl
             passing.listen(reply.of_stream, passing.told.kept_whole())
         if passed:
             await passing.on(passed)
+
+
+def _beside_choices(passed: bytes) -> bytes:
+    """Return the events that are no part of an answer's words."""
+    found = ((event, sse.payload(event)) for event in sse.events(passed))
+    return b"".join(event for event, chunk in found if chunk is None or not chunk.choices)
 
 
 async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
@@ -140,7 +150,7 @@ async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
             if reads:
                 told.keep(data)
             if reads and last:
-                whole = _plain(told.kept_whole(), answer.header(b"content-encoding"))
+                whole = plain(told.kept_whole(), answer.header(b"content-encoding"))
                 told.usage, told.failed = parse(whole), reply.fails(whole)
                 passing.listen(reply.of_answer, whole)
             await passing.on(data, more=not last)
@@ -154,7 +164,8 @@ async def body(answer: Answer, passing: Passing, receipt: Raw) -> None:
 
 def _ours(receipt: Raw) -> frozenset[bytes]:
     """Return the upstream's headers in whose place ours stand: the rates of a tenant are not the upstream key's."""
-    told = frozenset(name for name, _ in receipt)
+    # Timings are a list, of which each hop adds its own.
+    told = frozenset(name for name, _ in receipt if name != b"server-timing")
     return told | _RATES if any(name.startswith(_RATE) for name in told) else told
 
 
@@ -211,7 +222,8 @@ async def readable(answer: Answer, *, asked: bool) -> bool:
     return asked and encoding in {b"", b"identity"} and sse.begins(await answer.peek(_BEGINNING_BYTES))
 
 
-def _plain(raw: bytes, encoding: bytes) -> bytes:
+def plain(raw: bytes, encoding: bytes) -> bytes:
+    """Undo an answer's encoding, of its beginning too; empty where it is not what it says."""
     if encoding not in _INFLATABLE:
         return raw
     try:

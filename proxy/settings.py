@@ -348,7 +348,10 @@ class Settings(BaseSettings):
     )
     connect_timeout_seconds: Seconds = Field(10.0, description="To connect to the upstream.")
     first_byte_timeout_seconds: Seconds = Field(600.0, description="From the request to the head of the answer.")
-    idle_timeout_seconds: Seconds = Field(300.0, description="Between two pieces of an answer; the whole has no limit.")
+    idle_timeout_seconds: Seconds = Field(
+        300.0,
+        description="Between two pieces of an answer, and how long a client may take none; the whole has no limit.",
+    )
     shutdown_seconds: Annotated[int, Field(ge=0)] = Field(
         30, description="How long live streams may go on after SIGTERM."
     )

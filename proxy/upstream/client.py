@@ -12,13 +12,14 @@ from typing_extensions import override
 
 from proxy.errors import BROKEN, TIMED_OUT, UNREACHABLE, StrataError
 from proxy.upstream.headers import Raw
-from proxy.upstream.http1 import Transport
+from proxy.upstream.http1 import RACE_SECONDS, Transport
 from proxy.upstream.target import Target
 
 T = TypeVar("T")
 
 _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-_MOST_REFUSING = 1_000
+_KEEP_NONE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+_MOST_MODELS = 1_000
 
 
 class Interrupted(Exception):
@@ -82,8 +83,8 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """Whether the rest of the body is already here."""
-        return bool(getattr(self._stream, "whole", False))
+        """Whether all of the body has been read: then the piece before is known to be its last."""
+        return not self._peeked and bool(getattr(self._stream, "whole", False))
 
     async def peek(self, limit: int = 65_536) -> bytes:
         """Return the body up to about `limit` bytes; `read` returns them again, and then says that it broke off."""
@@ -165,15 +166,45 @@ class _Upload(httpx.AsyncByteStream):
             yield piece
 
 
+class _Egress(httpx.AsyncBaseTransport):
+    """Through a forward proxy, on httpx's own transport; kept connections are used as `Transport` uses them."""
+
+    def __init__(self, proxy: str) -> None:
+        self._kept = httpx.AsyncHTTPTransport(proxy=proxy, limits=_NO_LIMITS)
+        self._fresh = httpx.AsyncHTTPTransport(proxy=proxy, limits=_KEEP_NONE)
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not isinstance(request.stream, httpx.ByteStream):
+            return await self._fresh.handle_async_request(request)
+        connects = False
+
+        async def trace(event: str, _: object) -> None:
+            nonlocal connects
+            connects = connects or "connect_tcp" in event
+
+        sent_at = asyncio.get_running_loop().time()
+        request.extensions["trace"] = trace
+        try:
+            return await self._kept.handle_async_request(request)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            if connects or asyncio.get_running_loop().time() - sent_at > RACE_SECONDS:
+                raise
+            return await self._fresh.handle_async_request(request)
+
+    @override
+    async def aclose(self) -> None:
+        await self._kept.aclose()
+        await self._fresh.aclose()
+
+
 class Client:
     """One upstream. `egress_proxy` sends everything through a forward proxy, on httpx's own transport."""
 
     def __init__(self, base: str, *, timeouts: Timeouts, egress_proxy: str | None = None) -> None:
         self.target = Target(base)
         self._timeouts = {"connect": timeouts.connect, "read": timeouts.first_byte, "idle": timeouts.idle}
-        self._transport: httpx.AsyncBaseTransport = (
-            httpx.AsyncHTTPTransport(proxy=egress_proxy, limits=_NO_LIMITS) if egress_proxy else Transport()
-        )
+        self._transport: httpx.AsyncBaseTransport = _Egress(egress_proxy) if egress_proxy else Transport()
         self._interruptible = not egress_proxy
         if egress_proxy:
             self._timeouts |= {"write": timeouts.idle, "pool": timeouts.connect}
@@ -185,7 +216,7 @@ class Client:
 
     def remember_refusal(self, model: str) -> None:
         """Ask no more of this model; of a bounded number of models."""
-        if len(self._refusing) < _MOST_REFUSING:
+        if len(self._refusing) < _MOST_MODELS:
             self._refusing.add(model)
 
     async def send(
@@ -234,6 +265,7 @@ class Clients:
     """A client for each upstream, made when it is first asked for."""
 
     def __init__(self, *, timeouts: Timeouts, egress_proxy: str | None = None) -> None:
+        self.idle_seconds = timeouts.idle
         self._timeouts = timeouts
         self._egress_proxy = egress_proxy
         self._clients: dict[str, Client] = {}

@@ -65,6 +65,9 @@ def downstream(headers: Iterable[tuple[bytes, bytes]], *, drop: frozenset[bytes]
     """Return the answer's headers to pass on: all but those of the hop."""
     raw = [(name.lower(), value) for name, value in headers]
     gone = _HOP | _named(raw) | drop
+    if any(name == b"transfer-encoding" for name, _ in raw):
+        # Who states both means the chunks (RFC 9112, section 6.3).
+        gone |= {b"content-length"}
     return [(name, value) for name, value in raw if name not in gone]
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import functools
+import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -25,9 +28,24 @@ T = TypeVar("T")
 _HIGH_WATER = 65_536
 _NO_BODY = (204, 304)
 _REFUSED = 400
-_RACE_SECONDS = 1.0
+_LATE = 408
+RACE_SECONDS = 1.0
 """A kept connection that closes later than this after a request was sent was not idle: the upstream had begun on it."""
 _NEXT_ADDRESS_SECONDS = 0.25
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_DOUBLED = re.compile(
+    rb"\ncontent-length[ \t]*:[ \t]*(\d+)[ \t]*\r?"
+    rb"(?=\n(?:[^\r\n]+\r?\n)*?content-length[ \t]*:[ \t]*\1[ \t]*\r?\n)",
+    re.IGNORECASE,
+)
+"""A length that stands once more in the same head, and is the same."""
+_LENIENT = {
+    "lenient_headers": True,
+    "lenient_chunked_length": True,
+    "lenient_optional_cr_before_lf": True,
+    "lenient_spaces_after_chunk_size": True,
+}
+"""What clients take from an upstream without a proxy passes with one; requests are read as strictly as ever."""
 
 
 class StaleConnection(httpx.RemoteProtocolError):
@@ -53,7 +71,7 @@ class _Protocol(asyncio.Protocol):
 
     def reset(self) -> None:
         """Make ready for the next answer."""
-        self.parser = httptools.HttpResponseParser(self)
+        self._parse_anew()
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.chunks: collections.deque[bytes] = collections.deque()
@@ -70,6 +88,10 @@ class _Protocol(asyncio.Protocol):
         self.upload: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    def _parse_anew(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.parser.set_dangerous_leniencies(**_LENIENT)
+
     # asyncio's side
 
     @override
@@ -79,7 +101,7 @@ class _Protocol(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        begins, self.heard = not self.heard, True
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -87,6 +109,10 @@ class _Protocol(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if self.complete:
                 self._spoil()
+            elif begins and not self.head and _DOUBLED.search(data):
+                # The one thing that is taken everywhere and not by the parser.
+                self._parse_anew()
+                self.data_received(_DOUBLED.sub(b"", data))
             else:
                 self._break(httpx.RemoteProtocolError(f"not HTTP/1.1: {error}"))
 
@@ -96,17 +122,34 @@ class _Protocol(asyncio.Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
+        transport, self.transport = self.transport, None
+        if exc is not None and transport is not None and not self.complete and self.broken is None:
+            self._hear_rest(transport)
         if self.head and self.until_close and not self.complete and exc is None:
             self.complete = True
         elif not self.complete and self.broken is None:
-            if self.used and not self.heard and self.loop.time() - self.sent_at < _RACE_SECONDS:
+            if self.used and not self.heard and self.loop.time() - self.sent_at < RACE_SECONDS:
                 self.broken = StaleConnection("the upstream closed a kept connection")
             else:
                 self.broken = httpx.RemoteProtocolError("the connection was closed before the answer was whole")
-        self.transport = None
         self.keep_alive = False
         self._wake()
         self._let_write()
+
+    def _hear_rest(self, transport: asyncio.Transport) -> None:
+        """Read what had come before a write failed: an upstream that refuses an upload answers, and resets.
+
+        The event loop drops a connection whose write fails with all that was not read of it. Not of TLS: what is read
+        here could not be decrypted.
+        """
+        if transport.get_extra_info("ssl_object") is not None:
+            return
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as rest,
+        ):
+            while not self.complete and self.broken is None and (data := rest.recv(_HIGH_WATER)):
+                self.data_received(data)
 
     @override
     def pause_writing(self) -> None:
@@ -132,7 +175,7 @@ class _Protocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # What comes behind the head is a trailer, and a trailer is no header.
         if not self.head:
-            self.headers.append((name, value))
+            self.headers.append((name, _CONTROL.sub(b" ", value)))
 
     def on_headers_complete(self) -> None:
         if self.complete:
@@ -141,8 +184,9 @@ class _Protocol(asyncio.Protocol):
         self.interim = 100 <= self.status < 200
         if self.interim:
             return
-        self.keep_alive = self.parser.should_keep_alive()
         names = {name.lower() for name, _ in self.headers}
+        # Who states both a length and chunks may mean either: what comes behind them is not believed.
+        self.keep_alive = self.parser.should_keep_alive() and not names >= {b"content-length", b"transfer-encoding"}
         bodiless = not self.expects_body or self.status in _NO_BODY
         self.until_close = not bodiless and not names & {b"content-length", b"transfer-encoding"}
         self.head = True
@@ -187,9 +231,9 @@ class _Protocol(asyncio.Protocol):
         return self.head and (self.status >= _REFUSED or self.complete)
 
     def uploaded(self, upload: asyncio.Future[None]) -> None:
-        """An upload has ended: one that failed is told to whoever waits for the answer."""
+        """An upload has ended: one that failed is told to whoever waits for the answer or reads it."""
         error = None if upload.cancelled() else upload.exception()
-        if isinstance(error, Exception) and not self.head:
+        if isinstance(error, Exception) and not self.complete:
             self._break(error)
 
     def end_upload(self) -> None:
@@ -204,6 +248,12 @@ class _Protocol(asyncio.Protocol):
                 raise self.broken
             self._waiter = self.loop.create_future()
             await self._waiter
+
+    def check_fresh(self) -> None:
+        """Raise StaleConnection for a head that is about the silence before the request: it was on its way already."""
+        closes = self.used and self.status == _LATE and not self.keep_alive
+        if closes and self.loop.time() - self.sent_at < RACE_SECONDS:
+            raise StaleConnection("the upstream closed a kept connection as idle")
 
     async def read(self) -> bytes:
         """Return what has come, as one piece; empty at the end. Raises when the answer will never be whole."""
@@ -267,12 +317,12 @@ class _Protocol(asyncio.Protocol):
             self.transport.abort()
 
     def interrupt(self, error: Exception) -> None:
-        """Let the task that waits here fail with `error`, and drop the connection."""
+        """Let the task that waits here fail with `error`, and drop the connection with all that nobody has read."""
+        self.chunks.clear()
         self._break(error)
 
     def _break(self, error: Exception) -> None:
         self.broken = self.broken or error
-        self.chunks.clear()
         self.close()
         self._wake()
 
@@ -304,8 +354,8 @@ class _Body(httpx.AsyncByteStream):
 
     @property
     def whole(self) -> bool:
-        """Whether all of the answer is already here."""
-        return self.connection.complete
+        """Whether all of the answer has come and been read."""
+        return self.connection.complete and not self.connection.chunks
 
     @override
     async def aclose(self) -> None:
@@ -331,7 +381,8 @@ class Transport(httpx.AsyncBaseTransport):
 
         `request.extensions["timeout"]` holds `connect`, `read` (to the head) and `idle` (between pieces) in seconds.
         A request whose body is bytes is sent once more when a reused connection turns out to be closed before any
-        byte of an answer: the upstream cannot have answered it, and a new connection is used then.
+        byte of an answer, or by a 408 that was meant for its silence: the upstream cannot have answered it, and a new
+        connection is used then.
         """
         body = request.stream if not isinstance(request.stream, httpx.ByteStream) else None
         replayable = body is None
@@ -355,6 +406,7 @@ class Transport(httpx.AsyncBaseTransport):
             _begin(connection, request)
             connection.limit_wait(timeouts.get("read"))
             await connection.wait_head()
+            connection.check_fresh()
         except BaseException:
             connection.end_upload()
             connection.close()
@@ -496,11 +548,12 @@ def _begin(connection: _Protocol, request: httpx.Request) -> None:
 
 
 async def _upload(connection: _Protocol, stream: httpx.AsyncByteStream, *, chunked: bool) -> None:
-    """Send a body beside the answer; ends early when the answer is a refusal: the rest is not wanted."""
+    """Send a body beside the answer.
+
+    When the answer is a refusal the rest is not wanted: it is read and forgotten, so that who leaves is noticed.
+    """
     async for piece in stream:
-        if connection.refuses:
-            return
-        if piece:
+        if piece and not connection.refuses:
             connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await connection.drain()
             connection.moved_at = connection.loop.time()

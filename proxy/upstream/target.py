@@ -65,6 +65,21 @@ def is_stateless(method: str, path: bytes) -> bool:
     return segments[0] in _STATELESS and method in {"POST", "OPTIONS"}
 
 
+def makes_response(method: str, path: bytes) -> bool:
+    """Whether a route makes a response, which is kept at the provider unless the request says otherwise."""
+    return method == "POST" and [part for part in path.split(b"/") if part not in {b"v1", b"openai"}] == [b"responses"]
+
+
+def keeps_nothing(body: bytes) -> bool:
+    """Whether a request for a response says `"store": false`, and goes on from nothing that was kept.
+
+    A repeated member may be taken either way, and some servers read its name in any case.
+    """
+    named = [(member.key.casefold(), body[member.value : member.end].strip()) for member in _members(body)]
+    kept = {value for key, value in named if key in {"previous_response_id", "conversation", "background"}}
+    return {value for key, value in named if key == "store"} == {b"false"} and kept <= {b"null", b"false"}
+
+
 _BOUNDARY = re.compile(r"boundary=(?:\"([^\"]{1,200})\"|([^;\s\"]{1,200}))", re.IGNORECASE)
 _NAMES_MODEL = re.compile(
     rb"""(?<!file)name\*?\s*=\s*(?:[\w-]*'[\w-]*')?"?models?(?:\[\])?"?\s*(?:[;\r\n]|$)""", re.IGNORECASE

@@ -330,6 +330,20 @@ async def test_chunked_over_the_limit() -> None:
         assert not rig.entries
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_a_transfer_coding_that_is_not_undone(rig: Rig, path: str) -> None:
+    """A body under another transfer coding than chunks is refused, not sent on as if it stood plain."""
+    async with asyncio.timeout(HANG), dial(rig.proxy.port) as wire:
+        await wire.send(f"POST {path} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n".encode())
+        await wire.send_chunk(gzip.compress(orjson.dumps(chat_body())))
+        await wire.send_chunk(b"")
+        status, _, raw = await wire.response()
+    assert status == 400
+    assert orjson.loads(raw)["error"]["code"] == "invalid_value"
+    assert b"gzip, chunked" in raw
+    assert not rig.entries
+
+
 async def test_chunked_request(rig: Rig) -> None:
     """A chunked chat request is understood, and goes upstream with its length."""
     raw = orjson.dumps(chat_body("in chunks"))

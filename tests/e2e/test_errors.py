@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -236,8 +237,13 @@ async def test_stalled_plain_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x16\x03\x01\x02\x00\r\n\r\n"]
-)
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x16\x03\x01\x02\x00\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}}",
+        b"HTTP/1.1 200 OK\r\nx-a : b\r\ncontent-length: 2\r\n\r\n{}",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_upstream_that_speaks_no_http(answer: bytes, path: str) -> None:
     """What is no HTTP is a 502 in the OpenAI shape."""
@@ -251,6 +257,41 @@ async def test_an_upstream_that_speaks_no_http(answer: bytes, path: str) -> None
         told = await proxy.post(chat_body(), path=path)
         assert told.status_code == 502
         openai_shape(told, "upstream_protocol_error")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+LENGTH = b"content-length: %d\r\n" % len(COMPLETION)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(COMPLETION), COMPLETION)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + LENGTH + b"x-a: 1\r\n" + LENGTH + b"\r\n" + COMPLETION,
+        HEAD + LENGTH + CHUNKED + b"\r\n" + CHUNKS,
+        HEAD + CHUNKED + b"content-length: 3\r\n\r\n" + CHUNKS,
+        HEAD + b"x-a: b\r\n  c\r\n" + LENGTH + b"\r\n" + COMPLETION,
+        (HEAD + LENGTH + b"\r\n").replace(b"\r", b"") + COMPLETION,
+        HEAD + b"x-a: b\x01c\r\n" + LENGTH + b"\r\n" + COMPLETION,
+        HEAD + CHUNKED + b"\r\n" + CHUNKS.replace(b"\r\n", b"  \r\n", 1),
+    ],
+    ids=("length twice", "length and chunks", "chunks and length", "folded", "lf only", "control", "blanks"),
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_answers_that_clients_take(answer: bytes, path: str) -> None:
+    """What an SDK takes from an upstream without a proxy it gets through Strata."""
+
+    async def script(wire: Wire) -> None:
+        while True:
+            await wire.request()
+            await wire.send(answer)
+
+    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
+        for _ in range(2):
+            told = await proxy.post(chat_body(), path=path)
+            assert (told.status_code, told.content) == (200, COMPLETION)
+            assert told.headers.get("x-a", "b c").split() in (["b", "c"], ["1"])
 
 
 async def test_interim_answers_are_skipped() -> None:
@@ -302,6 +343,36 @@ async def test_connection_closed_exactly_when_the_next_request_arrives(path: str
             answer = await proxy.post(chat_body(), path=path)
             assert (answer.status_code, answer.content) == (200, COMPLETION)
         assert len(upstream.got) == 8
+
+
+async def test_an_idle_connection_that_is_closed_with_a_408() -> None:
+    """A 408 that was on its way before the request is not its answer: the request is sent again."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.answer(COMPLETION)
+        await wire.reader.readexactly(1)
+        await wire.answer(b"", status="408 Request Timeout", headers=["connection: close"])
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        for _ in range(4):
+            answer = await proxy.post(chat_body())
+            assert (answer.status_code, answer.content) == (200, COMPLETION)
+        assert len(upstream.got) == 4
+
+
+async def test_a_408_of_a_connection_that_stays_open() -> None:
+    """It is the answer to the request, and the client's to see."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.answer(COMPLETION)
+        await wire.request()
+        await wire.answer(b"", status="408 Request Timeout")
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        assert [(await proxy.post(chat_body())).status_code for _ in range(2)] == [200, 408]
+        assert len(upstream.got) == 2
 
 
 async def test_many_stale_connections_at_once() -> None:
@@ -372,13 +443,126 @@ async def test_refusal_for_another_reason_is_not_retried(rig: Rig) -> None:
     assert b"include_usage" in rig.last.body
 
 
+NAMES = b'{"error":{"message":"Unsupported parameter: stream_options"}}'
+CAMEL = b'{"detail":"unknown field streamOptions"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal", "headers"),
+    [
+        (400, gzip.compress(NAMES), ["content-encoding: gzip"]),
+        (400, CAMEL, []),
+        (422, NAMES, []),
+        (500, b'{"error":{"message":"create() got an unexpected keyword argument \'include_usage\'"}}', []),
+        (501, NAMES, []),
+        (403, NAMES, []),
+        (405, CAMEL, []),
+        (200, NAMES, []),
+    ],
+)
+async def test_options_refused_in_any_words(status: int, refusal: bytes, headers: list[str]) -> None:
+    """However an upstream refuses what Strata adds to a stream, the client gets its answer, and it is asked once."""
+
+    async def script(wire: Wire) -> None:
+        while True:
+            got = await wire.request()
+            if b"stream_options" in got.body:
+                await wire.answer(refusal, status=f"{status} X", headers=headers)
+                continue
+            await wire.begin_stream()
+            for piece in (*WHOLE, b""):
+                await wire.send_chunk(piece)
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        for _ in range(3):
+            answer = await proxy.post(STREAM)
+            assert (answer.status_code, answer.content) == (200, b"".join(WHOLE))
+        assert [b"stream_options" in got.body for got in upstream.got] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("named", [b"", b"event: error\n"])
+async def test_options_refused_in_a_stream(named: bytes) -> None:
+    """A stream is not held back for what it may say: the client sees the refusal, and the next one has its answer."""
+
+    async def script(wire: Wire) -> None:
+        while True:
+            got = await wire.request()
+            await wire.begin_stream()
+            refused = b"stream_options" in got.body
+            told = named + b"data: " + (CAMEL if named else NAMES) + b"\n\n"
+            for piece in (b": wait\n\n", told) if refused else WHOLE:
+                await wire.send_chunk(piece)
+            await wire.send_chunk(b"")
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        assert (await proxy.post(STREAM)).content.count(b"data: ") == 1
+        assert (await proxy.post(STREAM)).content == b"".join(WHOLE)
+        assert len(upstream.got) == 2
+
+
+async def test_words_about_options_in_a_stream_that_fails() -> None:
+    """A stream whose words are about `stream_options` and that fails for another reason is no refusal of them."""
+    whole = chunk("Use stream_options.") + b'data: {"error":{"message":"overloaded"}}\n\n'
+    async with scripted(streaming([whole])) as upstream, strata(upstream.url) as proxy:
+        for _ in range(2):
+            assert (await proxy.post(STREAM)).content == whole
+            assert b"stream_options" in upstream.got[-1].body
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422, 429, 500])
+async def test_what_is_not_about_the_options_is_not_sent_again(status: int) -> None:
+    """A status that says something else is believed, on the first use of a model too."""
+    refusal = b'{"error":{"message":"no"}}'
+    async with scripted(always(refusal, status=f"{status} X")) as upstream, strata(upstream.url) as proxy:
+        answer = await proxy.post(STREAM)
+        assert (answer.status_code, answer.content) == (status, refusal)
+        assert len(upstream.got) == 1
+
+
+async def test_options_refused_twice() -> None:
+    """An upstream that refuses with and without the options is asked twice, never more, and its last words arrive."""
+    async with scripted(always(NAMES, status="429 X")) as upstream, strata(upstream.url) as proxy:
+        answer = await proxy.post(STREAM)
+        assert (answer.status_code, answer.content) == (429, NAMES)
+        assert [b"stream_options" in got.body for got in upstream.got] == [True, False]
+
+
+async def test_an_answer_about_options_is_an_answer() -> None:
+    """JSON where a stream was asked for passes as it came, whatever its words are about."""
+    whole = COMPLETION.replace(b"fine", b"Use stream_options.")
+    async with scripted(always(whole)) as upstream, strata(upstream.url) as proxy:
+        assert (await proxy.post(STREAM)).content == whole
+        assert len(upstream.got) == 1
+
+
 async def test_refusal_that_quotes_the_request_is_relayed_whole() -> None:
     """A refusal of 200 KB passes whole although its beginning was looked into."""
-    body = b'{"error":{"message":"' + b"e" * 200_000 + b'"}}'
+    body = b'{"error":{"param":"messages","message":"' + b"e" * 200_000 + b'"}}'
     async with scripted(always(body, status="400 Bad Request")) as upstream, strata(upstream.url) as proxy:
         answer = await proxy.post(STREAM)
         assert (answer.status_code, answer.content) == (400, body)
         assert len(upstream.got) == 1
+
+
+@pytest.mark.parametrize("first", [66_000, 70_000, 99_000])
+async def test_refusal_whose_rest_comes_later(first: int) -> None:
+    """A refusal that was looked into passes whole also when its end came before the look was passed on."""
+    body = b'{"error":{"param":"messages","message":"' + b"e" * 100_000 + b'"}}'
+    whole = b"HTTP/1.1 400 X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+    async def script(wire: Wire) -> None:
+        while True:
+            await wire.request()
+            await wire.send(whole[:first])
+            await asyncio.sleep(0.01)
+            await wire.send(whole[first:])
+
+    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
+        # Weighing a long prompt gives the rest the time to come.
+        answer = await proxy.post(
+            chat_body(" ".join(f"{n * 2654435761 % 2**32:x}" for n in range(20_000)), stream=True)
+        )
+        assert (answer.status_code, answer.content) == (400, body)
 
 
 async def test_usage_missing_is_counted() -> None:
@@ -410,6 +594,33 @@ async def test_early_refusal_of_a_large_body() -> None:
             answer = await proxy.post(chat_body("x" * 8_000_000), path=path)
             assert answer.status_code == 413
             assert "too big" in answer.text
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_early_refusal_of_an_upload_by_a_reset(chunked: bool) -> None:
+    """An upstream that answers an upload and closes with the rest unread, which resets, has given its answer."""
+
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.005)
+        await wire.answer(b'{"error":{"message":"too big"}}', status="413 Too Large", headers=["connection: close"])
+        wire.close()
+
+    async def uploads(wire: Wire) -> None:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                await (wire.send_chunk if chunked else wire.send)(b"y" * 50_000)
+
+    framing = "transfer-encoding: chunked" if chunked else "content-length: 5000000"
+    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
+        for _ in range(25):
+            async with dial(proxy.port) as wire:
+                await wire.send(f"POST /v1/files HTTP/1.1\r\nhost: a\r\n{framing}\r\n\r\n".encode())
+                uploading = asyncio.ensure_future(uploads(wire))
+                status, _, raw = await wire.response()
+                uploading.cancel()
+                assert (status, raw) == (413, b'{"error":{"message":"too big"}}')
 
 
 async def test_stream_with_an_error_status() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -28,6 +30,7 @@ from tests.e2e.kit import (
     strata,
 )
 from tests.e2e.test_errors import openai_shape
+from tests.e2e.test_processes import serving
 
 CHAT_PATHS = (
     "/v1/chat/completions", "/chat/completions", "//v1/chat/completions", "/v1/chat/completions/",
@@ -160,19 +163,27 @@ async def test_head(path: str) -> None:
         assert (await wire.response())[2] == COMPLETION
 
 
+@pytest.mark.parametrize("length", [b"", b"content-length: 50\r\n"], ids=("without length", "with length"))
 @pytest.mark.parametrize("status", [204, 304])
-async def test_answers_without_a_body(status: int) -> None:
-    """204 and 304 pass without a body and do not hang."""
+async def test_answers_without_a_body(status: int, length: bytes) -> None:
+    """204 and 304 pass without a body, whatever length they state, and do not hang or end the connection."""
 
     async def script(wire: Wire) -> None:
         while True:
             await wire.request()
-            await wire.send(b"HTTP/1.1 %d X\r\netag: a\r\n\r\n" % status)
+            await wire.send(b"HTTP/1.1 %d X\r\netag: a\r\n%b\r\n" % (status, length))
 
-    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
-        for _ in range(3):
-            answer = await proxy.http.delete("/v1/files/a")
-            assert (answer.status_code, answer.content, answer.headers["etag"]) == (status, b"", "a")
+    async with (
+        asyncio.timeout(HANG),
+        scripted(script) as upstream,
+        strata(upstream.url) as proxy,
+        dial(proxy.port) as wire,
+    ):
+        for method, path in (("DELETE", "/v1/files/a"), ("GET", "/v1/files/a"), ("POST", "/v1/chat/completions")) * 2:
+            await wire.send(plain_request(orjson.dumps(chat_body()), path=path, method=method))
+            line, headers = await wire.head()
+            assert int(line.split(" ")[1]) == status
+            assert ("etag", "a") in headers
 
 
 async def test_redirects_are_the_clients() -> None:
@@ -304,6 +315,31 @@ async def test_upload_cut_by_the_client() -> None:
         await ended.wait()
 
 
+@pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 5000"])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_client_leaving_an_upload_that_is_answered_already(framing: str, status: int) -> None:
+    """A client that leaves in mid-upload ends the upstream's request also when its answer has begun."""
+    ended = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        await wire.send(b"HTTP/1.1 %d X\r\ntransfer-encoding: chunked\r\n\r\n" % status)
+        try:
+            while True:
+                await wire.send_chunk(b"data: {}\n\n")
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            ended.set()
+
+    async with asyncio.timeout(HANG), scripted(script) as upstream, strata(upstream.url) as proxy:
+        async with dial(proxy.port) as wire:
+            await wire.send(f"POST /v1/audio HTTP/1.1\r\nhost: a\r\n{framing}\r\n\r\n".encode())
+            await wire.send(b"4\r\nhalf\r\n" if "chunked" in framing else b"half")
+            await wire.head()
+            await wire.chunk()
+        await ended.wait()
+
+
 async def test_download_is_streamed_and_cancelled() -> None:
     """A download's first piece arrives before its end, and a client that leaves ends it at the upstream."""
     ended = asyncio.Event()
@@ -431,6 +467,15 @@ async def test_hop_by_hop_headers(path: str) -> None:
         assert names.count("content-type") == 1
 
 
+async def test_both_timings_are_told() -> None:
+    """The upstream's own `server-timing` reaches the client beside Strata's."""
+    timed = always(COMPLETION, headers=["server-timing: up;dur=12"])
+    async with scripted(timed) as upstream, strata(upstream.url) as proxy:
+        upstreams, own = (await proxy.post(chat_body())).headers.get_list("server-timing")
+        assert upstreams == "up;dur=12"
+        assert own.startswith("strata;dur=")
+
+
 async def test_nothing_is_added_to_what_goes_upstream() -> None:
     """The upstream sees the client's headers, and none that tell of a proxy."""
     async with scripted(always(COMPLETION)) as upstream, strata(upstream.url) as proxy, dial(proxy.port) as wire:
@@ -530,6 +575,42 @@ async def test_through_a_forward_proxy() -> None:
         assert await proxy.settled(4) == {"ok": 2, "upstream_interrupted": 1, "client_closed": 1}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_a_forward_proxy_that_closes_kept_connections(path: str) -> None:
+    """One that closes a kept connection just when the next request arrives costs no client an error."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.answer(COMPLETION)
+        await wire.reader.readexactly(1)
+
+    async with (
+        asyncio.timeout(HANG),
+        scripted(script) as forward,
+        strata("http://model.invalid", UPSTREAM_PROXY=f"http://127.0.0.1:{forward.port}") as proxy,
+    ):
+        for number in range(6):
+            body = chat_body() if "chat" in path else b"" if number % 2 else b"upload"
+            assert (await proxy.post(body, path=path)).content == COMPLETION
+        assert len(forward.got) == 6
+
+
+async def test_a_forward_proxy_that_breaks_off() -> None:
+    """On a new connection that is no race but its answer: told after one call."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+
+    async with (
+        scripted(script) as forward,
+        strata("http://model.invalid", UPSTREAM_PROXY=f"http://127.0.0.1:{forward.port}") as proxy,
+    ):
+        answer = await proxy.post(chat_body())
+        assert answer.status_code == 502
+        openai_shape(answer, "upstream_protocol_error")
+        assert len(forward.got) == 1
+
+
 async def test_a_forward_proxy_that_is_away() -> None:
     """A forward proxy that refuses connections is a 502 in the OpenAI shape."""
     async with strata("http://model.invalid", UPSTREAM_PROXY="http://127.0.0.1:9") as proxy:
@@ -537,6 +618,20 @@ async def test_a_forward_proxy_that_is_away() -> None:
             answer = await proxy.post(chat_body(), path=path)
             assert answer.status_code == 502
             openai_shape(answer, "upstream_unreachable")
+
+
+async def test_the_deadline_of_a_shutdown_ends_waiting_requests(tmp_path: Path) -> None:
+    """Who still waits for an answer then is told so on every route, and nothing is said of a failure."""
+    async with serving(tmp_path, SHUTDOWN_SECONDS="1") as running, dial(running.port) as wire:
+        await wire.send(plain_request(b'{"model":"e","input":"a"}', "x-sim-fault: delay=600", path="/v1/embeddings"))
+        await asyncio.sleep(0.3)
+        running.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(HANG):
+            status, _, raw = await wire.response()
+        assert status == 503
+        assert orjson.loads(raw)["error"]["code"] == "proxy_shutting_down"
+        assert await running.stopped() == 0
+        assert not [line for line in running.lines() if "Traceback" in line]
 
 
 async def test_slow_download_is_not_held() -> None:

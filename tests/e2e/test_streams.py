@@ -223,6 +223,50 @@ async def test_reset_after_the_finish_is_whole() -> None:
         assert await proxy.settled(1) == {"ok": 1}
 
 
+@pytest.mark.parametrize("finished", [True, False])
+async def test_events_before_bad_framing_arrive(finished: bool) -> None:
+    """Events that came whole reach the client although what comes in one packet with them is no chunk."""
+    pieces = WHOLE if finished else WHOLE[:2]
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.begin_stream()
+        await wire.send(b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"ZZZ\r\n")
+        await wire.gone()
+
+    async with scripted(script) as upstream, strata(upstream.url) as proxy:
+        raw = (await proxy.post(STREAM)).content
+        assert content(raw) == "one two"
+        assert [error["code"] for error in error_events(raw)] == ([] if finished else [CODE])
+
+
+async def test_a_reader_that_stands_still_is_let_go() -> None:
+    """A client that takes nothing for longer than the idle timeout holds neither the upstream nor the stream."""
+    ended = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.begin_stream()
+        try:
+            while True:
+                await wire.send_chunk(chunk("y" * 4_000))
+        except ConnectionError:
+            ended.set()
+
+    async with (
+        asyncio.timeout(HANG),
+        scripted(script, receive_buffer=65_536) as upstream,
+        strata(upstream.url, IDLE_TIMEOUT_SECONDS="0.5") as proxy,
+    ):
+        for path in ("/v1/chat/completions", "/v1/responses"):
+            ended.clear()
+            async with dial(proxy.port) as wire:
+                wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await wire.send(plain_request(orjson.dumps(STREAM), path=path))
+                await ended.wait()
+        assert await proxy.settled(1) == {"client_closed": 1}
+
+
 async def test_one_of_two_choices_unfinished() -> None:
     """With `n: 2` and one finish reason the stream has broken off."""
     async with scripted(streaming([chunk("a"), chunk(finish="stop")])) as upstream, strata(upstream.url) as proxy:

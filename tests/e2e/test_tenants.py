@@ -183,6 +183,31 @@ async def test_stateless_routes_of_a_shared_key(tenants: Rig, method: str, path:
     assert len(tenants.entries) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "//v1//responses/"])
+async def test_a_response_that_is_not_stored_passes(tenants: Rig, path: str) -> None:
+    """Where tenants share a key, `store: false` keeps nothing there, and its bytes are the client's."""
+    body = b'{"model": "gpt-5.1", "input": "a", "store" : false, "previous_response_id": null}'
+    await tenants.proxy.http.post(path, headers={**bearer("acme-1"), "content-type": "application/json"}, content=body)
+    assert tenants.last.body == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b'{"input": "a"}', b'{"input": "a", "store": null}', b'{"input": "a", "store": "false"}',
+        b'{"store": true, "store": false}', b'{"store": false, "Store": true}',
+        b'{"store": false, "previous_response_id": "r"}', b'{"store": false, "conversation": {"id": "c"}}',
+        b'{"store": false, "background": true}', b'{"metadata": {"store": false}}',
+    ],
+)  # fmt: skip
+async def test_a_response_that_may_be_stored_is_refused(tenants: Rig, body: bytes) -> None:
+    """Where tenants share a key: however `store` is spelled, and where it goes on from what was stored."""
+    answer = await tenants.proxy.http.post("/v1/responses", headers=bearer("acme-1"), content=body)
+    assert not tenants.entries
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "route_not_allowed")
+    assert '"store": false' in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("method", "path"), [*STATEFUL, *DODGES, *STORED])
 async def test_other_routes_of_a_shared_key(tenants: Rig, method: str, path: str) -> None:
     """Where tenants share a key, routes under which one could reach another's data are a 403 and go nowhere."""
