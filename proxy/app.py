@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import multiprocessing
 import secrets
 import signal
 import threading
@@ -217,11 +218,13 @@ class Services:
         again = asyncio.get_running_loop().call_later
         self._again = again(_SECRET_SECONDS, lambda: self.background.start(self._share_secret()))
 
-    def _store_changed(self, degraded: bool) -> None:  # noqa: FBT001 -- the state is the message
-        self.metrics.store_degraded.set(degraded)
-        self.log.say("warning" if degraded else "info", "store_degraded" if degraded else "store_back", at=time.time())
-        if not degraded:
-            self.background.start(self._share_secret())
+    def _store_changed(self, why: str | None) -> None:
+        self.metrics.store_degraded.set(why is not None)
+        if why is not None:
+            self.log.say("warning", "store_degraded", at=time.time(), error=why)
+            return
+        self.log.say("info", "store_back", at=time.time())
+        self.background.start(self._share_secret())
 
     def _failed(self, error: BaseException) -> None:
         self.log.say("error", "background_failed", at=time.time(), error=f"{type(error).__name__}: {error}")
@@ -301,10 +304,31 @@ def create(settings: Settings) -> Strata:
     return Strata(Starlette(lifespan=lifespan))
 
 
+HUP = frozenset({signal.SIGHUP} if hasattr(signal, "SIGHUP") else ())
+
+
+def hold_hup() -> None:
+    """Let SIGHUP wait until somebody hears it, here and in processes that this one starts."""
+    if HUP:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HUP)
+
+
 def _hear(services: Services) -> None:
-    """Hear the process's signals: SIGHUP, and those that end it, which the server answers as before."""
-    if hasattr(signal, "SIGHUP"):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.reload)
+    """Hear the process's signals: SIGHUP, and those that end it, which the server answers as before.
+
+    A worker whose parent is gone, which nobody could stop or replace, ends as if it had been told to.
+    """
+    loop = asyncio.get_running_loop()
+    if HUP:
+        loop.add_signal_handler(signal.SIGHUP, services.reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HUP)
+    if (parent := multiprocessing.parent_process()) is not None:
+
+        def orphaned() -> None:
+            loop.remove_reader(parent.sentinel)
+            signal.raise_signal(signal.SIGTERM)
+
+        loop.add_reader(parent.sentinel, orphaned)
     for number in (signal.SIGTERM, signal.SIGINT):
         answer = signal.getsignal(number)
 

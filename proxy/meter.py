@@ -65,7 +65,7 @@ class Meter:
         self._told(tenant.name, quotas, verdict)
         if verdict is None and self._closed():
             # It may have been admitted after we stopped waiting.
-            settled = self._counting.settle(owner, ask, tokens=0, nanos=0, now_ms=_now_ms(), reserved=False)
+            settled = self._counting.settle(owner, ask, tokens=0, nanos=0, now_ms=_now_ms())
             self._background.start(settled)
             raise StrataError(NO_QUOTA, "Quotas cannot be looked up now, and STRATA_QUOTA_WITHOUT_REDIS is closed.")
         if verdict is not None and verdict.over and not quotas.shadow:
@@ -79,9 +79,7 @@ class Meter:
         """Count what was used in the place of what was reserved."""
         self._held.pop(held.ask.id, None)
         self._background.start(
-            self._counting.settle(
-                held.owner, held.ask, tokens=tokens, nanos=nanos, now_ms=_now_ms(), reserved=held.verdict is not None
-            )
+            self._counting.settle(held.owner, held.ask, tokens=tokens, nanos=nanos, now_ms=_now_ms())
         )
 
     def _due(self) -> None:

@@ -53,7 +53,11 @@ def build(settings: Settings) -> uvicorn.Server:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Bind the address; raises OSError when it is taken or none of this machine's."""
+    """Bind the address; raises OSError when it is taken or none of this machine's.
+
+    From here on SIGHUP waits until the application, in this process or a worker, hears it.
+    """
+    app.hold_hup()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # Naming the protocol matters: asyncio sends small pieces at once (TCP_NODELAY) only where it is named.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -91,6 +95,14 @@ class _Workers(Multiprocess):
         for pid in before - {process.pid for process in self.processes}:
             if pid is not None:
                 forget_worker(pid)
+
+    @override
+    def handle_signals(self) -> None:
+        # Held in this process too: a worker inherits that, and so a signal does not end one that only starts.
+        if app.HUP and app.HUP & signal.sigpending():
+            signal.sigwait(app.HUP)
+            self.handle_hup()
+        super().handle_signals()
 
     @override
     def handle_hup(self) -> None:

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from decimal import Decimal
 from typing import Annotated, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import orjson
 from pydantic import (
@@ -94,6 +94,42 @@ def _api(url: str) -> str:
         raise ValueError("a URL without a query; clients' own queries are passed on")
     if parts.path.rstrip("/").endswith("/chat/completions"):
         raise ValueError("the base of an API, without /chat/completions")
+    return url
+
+
+_REDIS = {
+    "db": r"\d+",
+    "username": ".+",
+    "password": ".+",
+    "client_name": ".+",
+    "max_connections": r"[1-9]\d*",
+    "health_check_interval": r"\d+",
+    "socket_timeout": r"\d+(\.\d+)?",
+    "socket_connect_timeout": r"\d+(\.\d+)?",
+}
+_REDIS_TLS = {
+    "ssl_ca_certs": ".+",
+    "ssl_ca_path": ".+",
+    "ssl_certfile": ".+",
+    "ssl_keyfile": ".+",
+    "ssl_password": ".+",
+    "ssl_cert_reqs": "none|optional|required",
+    "ssl_check_hostname": "(?i:true|false)",
+    "ssl_min_version": "77[12]",
+    "ssl_ciphers": ".+",
+}
+"""What the query of a Redis URL may hold: a connection takes nothing else, and would say so only when it is made."""
+
+
+def _redis_url(url: str) -> str:
+    """Check the address of a Redis. Its query may hold a password, and is not repeated."""
+    parts = _split(url, "redis", "rediss", "unix")
+    options = _REDIS | (_REDIS_TLS if parts.scheme == "rediss" else {})
+    for name, values in parse_qs(parts.query, keep_blank_values=True).items():
+        if not all(re.fullmatch(options.get(name, "(?!)"), value) for value in values):
+            raise ValueError(
+                f"a URL whose query holds no more than {', '.join(options)}, each with a value it can have"
+            )
     return url
 
 
@@ -386,7 +422,7 @@ class Settings(BaseSettings):
     @classmethod
     def _redis(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
-            _split(url.get_secret_value(), "redis", "rediss", "unix")
+            _redis_url(url.get_secret_value())
         return url
 
     @field_validator("upstream_key", "admin_token")

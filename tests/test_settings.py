@@ -8,6 +8,8 @@ import pytest
 from pydantic import SecretStr
 
 from proxy.environment import Effective, SettingsError, effective, environment, load
+from proxy.memory.local import LocalStore
+from proxy.memory.redis import RedisStore
 from proxy.settings import Settings
 
 
@@ -176,6 +178,48 @@ def test_a_bad_secret_is_refused_without_showing_it() -> None:
         assert said.startswith(f"{variable}: ")
         assert allowed in said
         assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h:6379?foo=bar",
+        "redis://h:6379?db=one",
+        "redis://h:6379?db",
+        "redis://h:6379?ssl_ca_certs=/ca.pem",
+        "rediss://h:6379?ssl_cert_reqs=hunter3",
+        "unix:///redis.sock?password=hunter4&path=/another",
+    ],
+)
+def test_a_redis_url_with_an_option_that_no_connection_takes(url: str) -> None:
+    """It is refused when it is read, not when the first connection is made, and is not repeated."""
+    said = refusal({"STRATA_REDIS_URL": url})
+    assert said.startswith("STRATA_REDIS_URL: a URL whose query holds no more than db, username, password")
+    assert "hunter" not in said
+    assert ("ssl_ca_certs" in said) == url.startswith("rediss")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:p@h:6379/1?db=2&client_name=a&health_check_interval=5&max_connections=9",
+        "redis://h?socket_timeout=0.5&socket_connect_timeout=1&username=u&password=p",
+        "unix:///redis.sock?db=1&password=p",
+        "rediss://h?ssl_ca_certs=/a&ssl_ca_path=/b&ssl_certfile=/c&ssl_keyfile=/d&ssl_password=e&ssl_cert_reqs=none"
+        "&ssl_check_hostname=false&ssl_min_version=772&ssl_ciphers=a",
+    ],
+)
+async def test_a_redis_url_that_is_taken_makes_connections(url: str) -> None:
+    """What the settings allow the client takes too."""
+    given = load({"STRATA_REDIS_URL": url}).redis_url
+    assert given is not None
+    copy = LocalStore(max_bytes=1_000, ttl_seconds=1, clock=lambda: 0.0)
+    store = RedisStore(
+        given.get_secret_value(), copy=copy, ttl_seconds=1, on_error=lambda _: None, on_state=lambda _: None
+    )
+    for client in (store._redis, store._pings):
+        client.connection_pool.make_connection()
+    await store.close()
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -31,6 +31,7 @@ GRAINS = 60_000
 """A minute's milliseconds: a bucket that holds `limit` tokens gains `limit` grains a millisecond."""
 LEASE_SECONDS = 120.0
 """A reservation that nobody renews for so long is given back: whoever made it has died."""
+_LEASE_MS = int(LEASE_SECONDS * 1000)
 _NANO = Decimal(1_000_000_000)
 
 
@@ -107,7 +108,7 @@ def admit(account: Account, quotas: Quotas, ask: Ask, now_ms: int) -> tuple[Acco
     tokens = _refilled(account.tokens, limits.get("tokens_per_minute"), now_ms)
     over = _over(account, limits, ask, requests, tokens)
     if not over or quotas.shadow:
-        live = {**account.live, ask.id: (ask, now_ms + int(LEASE_SECONDS * 1000))}
+        live = {**account.live, ask.id: (ask, now_ms + _LEASE_MS)}
         account = dataclasses.replace(account, live=live)
     if not over:
         # In shadow, rates are those of the requests that would have gone.
@@ -137,7 +138,7 @@ def settle(account: Account, ask: Ask, *, tokens: int, nanos: int, now_ms: int) 
 
 def renew(account: Account, ids: frozenset[str], now_ms: int) -> Account:
     """Keep the reservations of requests that are still under way."""
-    until = now_ms + int(LEASE_SECONDS * 1000)
+    until = now_ms + _LEASE_MS
     live = {name: (ask, until if name in ids else end) for name, (ask, end) in account.live.items()}
     return dataclasses.replace(account, live=live)
 
@@ -184,10 +185,11 @@ def _wait(over: Kind, limits: Mapping[Kind, int], left: tuple[int, int], ask: As
 def _current(account: Account, now_ms: int) -> Account:
     """Begin new periods, and give back what nobody holds any more."""
     day, month = periods(now_ms)
-    if all(end >= now_ms for _, end in account.live.values()):
-        live = account.live
-    else:
-        live = {name: (ask, end) for name, (ask, end) in account.live.items() if end >= now_ms}
+    latest = now_ms + _LEASE_MS
+    live = account.live
+    if not all(now_ms <= end <= latest for _, end in live.values()):
+        # A clock that went back has left leases that would never end.
+        live = {name: (ask, min(end, latest)) for name, (ask, end) in live.items() if end >= now_ms}
     return dataclasses.replace(
         account,
         live=live,
@@ -202,7 +204,8 @@ def _refilled(bucket: Bucket | None, limit: int | None, now_ms: int) -> Bucket |
     full = limit * GRAINS
     if bucket is None:
         return Bucket(full, now_ms)
-    return Bucket(min(full, bucket.grains + max(0, now_ms - bucket.at) * limit), max(now_ms, bucket.at))
+    # A clock that went back fills nothing, and what it says now counts from here on.
+    return Bucket(min(full, bucket.grains + max(0, now_ms - bucket.at) * limit), now_ms)
 
 
 def _taken(bucket: Bucket | None, amount: int) -> Bucket | None:

@@ -78,6 +78,12 @@ class LocalStore(Store):
             seen_at=found.seen_at,
         )
 
+    def messages(self, conversation: str) -> dict[bytes, bytes]:
+        """Return the messages this process knows, by their digests."""
+        found = self._find(conversation)
+        tries = found.log.values() if found else ()
+        return {digest: frozen.raw for attempts in tries for digest, frozen in attempts.items()}
+
     def merge(
         self, conversation: str, recalled: Recalled, *, gone_at: float, ttl_seconds: int | None = None
     ) -> Recalled:
@@ -102,8 +108,12 @@ class LocalStore(Store):
         for where, attempts in recalled.log.items():
             known = found.log.setdefault(where, {})
             for frozen in attempts:
-                digest = hashlib.sha256(frozen.raw).digest()
+                # What was known already is the very object that is held here: hash no long log again at each request.
+                digest = next((digest for digest, held in known.items() if held.raw is frozen.raw), None)
+                digest = digest or hashlib.sha256(frozen.raw).digest()
                 old = known.get(digest)
+                if old == frozen:
+                    continue
                 started = min(old.started, frozen.started) if old else frozen.started
                 replies = frozen.replies | (old.replies if old else frozenset())
                 known[digest] = dataclasses.replace(frozen, started=started, replies=replies)

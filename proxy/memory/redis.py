@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -75,12 +76,16 @@ redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[2])
 """
 """KEYS: log, contents, gone. ARGV: since when what is stored counts, time to live in seconds. Summaries stay."""
 
+_PROBE = "redis.call('SET', KEYS[1], '', 'EX', 60)"
+_PROBES = 16
+"""So many keys, in as many cluster slots: a node that holds only some of all serves only some conversations."""
+
 Script = Callable[..., Awaitable[Any]]
 """Called with `keys` and `args`."""
 
 
 class RedisStore(Store):
-    """`on_error` is told which operation failed; `on_state` is told when Redis goes and comes."""
+    """`on_error` is told which operation failed; `on_state` is told why Redis is gone, and None when it is back."""
 
     def __init__(
         self,
@@ -89,11 +94,12 @@ class RedisStore(Store):
         copy: LocalStore,
         ttl_seconds: int,
         on_error: Callable[[str], None],
-        on_state: Callable[[bool], None],
+        on_state: Callable[[str | None], None],
         now: Callable[[], float] = time.time,
     ) -> None:
         pool = redis.BlockingConnectionPool.from_url(
-            url, max_connections=64, timeout=RECALL_SECONDS, socket_connect_timeout=PROBE_SECONDS, protocol=2,
+            url, max_connections=64, timeout=RECALL_SECONDS, socket_connect_timeout=PROBE_SECONDS,
+            socket_timeout=WRITE_SECONDS, protocol=2,
             retry=Retry(NoBackoff(), 0), **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         )  # fmt: skip
         self._redis: redis.Redis = redis.Redis(connection_pool=pool)
@@ -109,7 +115,7 @@ class RedisStore(Store):
         self._shared = SharedBook(self._redis, copy.book, root=ROOT, ttl_seconds=ttl_seconds, now=now)
         # Its own connection: in a burst all others are taken, and that is no outage.
         self._pings: redis.Redis = redis.Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0))
-        self._breaker = Breaker(self._pings.ping, on_error=self._failed, on_state=on_state)
+        self._breaker = Breaker(self._probe, on_error=self._failed, on_state=on_state)
 
     @property
     @override
@@ -400,9 +406,9 @@ class RedisStore(Store):
         self._breaker.close()
         if self._counting is not None:
             self._counting.cancel()
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
-        await self._pings.aclose()
+        for client in (self._redis, self._pings):
+            with contextlib.suppress(Exception):
+                await client.connection_pool.disconnect()
 
     def script(self, text: str) -> Script:
         """Return a script to `run`."""
@@ -437,18 +443,33 @@ class RedisStore(Store):
             self._on_error(operation)
             return []
 
-    async def extend(self, operation: str, ends: Mapping[str, Mapping[str, int]]) -> None:
-        """Move the ends of leases that still stand, by sorted set and member."""
+    async def each(self, operation: str, text: str, calls: Mapping[str, Sequence[str]]) -> None:
+        """Run a script for each key, with its arguments, in one round trip."""
 
         def write(pipe: Any) -> None:
-            for key, members in ends.items():
-                pipe.zadd(key, dict(members), xx=True)
+            for key, arguments in calls.items():
+                pipe.eval(text, 1, key, *arguments)
 
         await self._write(operation, write)
 
     def _failed(self, operation: str) -> None:
         self._on_error(operation)
         self._shared.doubt()
+
+    async def _probe(self) -> None:
+        """Write as requests do, which a replica, a full server or one of some slots does not let one."""
+        away = self._breaker.open
+        if away:
+            await _drop(self._pings)
+        pipe = self._pings.pipeline(transaction=False)
+        for number in range(_PROBES):
+            pipe.eval(_PROBE, 1, f"{ROOT}:probe:{number}")
+        # What it would raise repeats the command.
+        refused = [each for each in await pipe.execute(raise_on_error=False) if isinstance(each, Exception)]
+        if refused:
+            raise refused[0]
+        if away:
+            await _drop(self._redis)
 
     async def _write(self, operation: str, fill: Callable[[Any], None]) -> None:
         if self._breaker.open:
@@ -460,12 +481,11 @@ class RedisStore(Store):
     def _known(self, conversation: str) -> dict[bytes, bytes]:
         """Return the contents this process holds, so that Redis need not send them again."""
         copy = self._copy.copy(conversation)
-        raws = [frozen.raw for attempts in copy.log.values() for frozen in attempts]
-        raws += [link.raw for link in copy.links.values()]
+        raws = [link.raw for link in copy.links.values()]
         raws += [text.encode("utf-8", "surrogatepass") for text in copy.summaries.values()]
         for epoch in copy.epochs.values():
             raws += [*epoch.leading, *(item.content.encode() for item in epoch.library)]
-        return {hashlib.sha256(raw).digest(): raw for raw in raws}
+        return {hashlib.sha256(raw).digest(): raw for raw in raws} | self._copy.messages(conversation)
 
     def _longest(self, ttl_seconds: int | None) -> int:
         """Return how long a copy may live, in any replica."""
@@ -474,6 +494,12 @@ class RedisStore(Store):
     def _expire(self, pipe: Any, conversation: str, ttl_seconds: int | None, *parts: str) -> None:
         for part in parts:
             pipe.expire(_key(conversation, part), ttl_seconds or self._ttl_seconds)
+
+
+async def _drop(client: redis.Redis) -> None:
+    """Close idle connections: the address may have come to name another server than the one they lead to."""
+    with contextlib.suppress(Exception):
+        await client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _unpack_order(packed: bytes | str) -> Order:

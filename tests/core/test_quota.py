@@ -180,3 +180,14 @@ def test_nothing_that_is_admitted_exceeds_a_limit(steps: list[tuple[int, int, in
             account = settle(account, done, tokens=min(used, done.tokens), nanos=0, now_ms=now)
     assert account.day[1] <= day
     assert account.tokens is None or account.tokens.grains <= 2 * rate * GRAINS + 400 * GRAINS
+
+
+def test_a_clock_that_went_ahead_and_back_holds_nobody_up() -> None:
+    """A request an hour ahead keeps neither the buckets from filling nor a dead reservation for that hour."""
+    held = quotas(requests_per_minute=60, tokens_per_minute=60, concurrent_requests=1)
+    ahead = NOON + 3_600 * SECOND
+    account, _ = admit(NEW, held, Ask("a", 60, 0), ahead)
+    assert admit(account, held, Ask("b", 10, 0), NOON)[1].over == ("tokens_per_minute", "concurrent_requests")
+    account, _ = admit(account, held, Ask("b", 10, 0), NOON)
+    assert admit(account, held, Ask("b", 10, 0), NOON + 10 * SECOND)[1].over == ("concurrent_requests",)
+    assert admit(account, held, Ask("b", 10, 0), NOON + int(LEASE_SECONDS * SECOND) + 1)[1].over == ()

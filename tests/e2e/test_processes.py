@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import pytest
 
 from proxy.simulator.app import Options, Simulator, create
 from proxy.simulator.server import serve
+from tests.conftest import redis_command
 from tests.e2e.kit import DONE, HANG, MODEL, Proxy, Wire, chat_body, dial, error_events, events, plain_request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +93,14 @@ def free_port() -> int:
 @contextlib.asynccontextmanager
 async def serving(directory: Path, *, options: Options | None = None, **settings: str) -> AsyncIterator[Running]:
     """Run `python -m proxy serve` before a fresh provider until it answers."""
+    async with starting(directory, options=options, **settings) as running:
+        await alive(running)
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def starting(directory: Path, *, options: Options | None = None, **settings: str) -> AsyncIterator[Running]:
+    """Start `python -m proxy serve` before a fresh provider, and wait for nothing."""
     provider, port, told = create(options), free_port(), directory / "stderr"
     async with serve(provider) as upstream:
         with told.open("wb") as err:
@@ -100,7 +110,6 @@ async def serving(directory: Path, *, options: Options | None = None, **settings
             )  # fmt: skip
         running = Running(process, port, told, provider.state.simulator)
         try:
-            await _alive(running)
             yield running
         finally:
             if process.returncode is None:
@@ -111,7 +120,8 @@ async def serving(directory: Path, *, options: Options | None = None, **settings
                 await process.wait()
 
 
-async def _alive(running: Running) -> None:
+async def alive(running: Running) -> None:
+    """Wait until it answers."""
     async with asyncio.timeout(2 * HANG), httpx.AsyncClient(trust_env=False) as http:
         while True:
             assert running.process.returncode is None, running.lines()
@@ -288,6 +298,70 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         await running.stopped(signal.SIGINT)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_hangup_while_it_starts_is_heard_when_it_has_started(tmp_path: Path, workers: str) -> None:
+    """From the line that says where it listens on, SIGHUP ends neither it nor a worker, and none is for nothing."""
+    async with starting(tmp_path, WORKERS=workers) as running:
+        async with asyncio.timeout(HANG):
+            while not running.lines():
+                await asyncio.sleep(0.001)
+        seen: set[int] = set()
+
+        async def hangups() -> None:
+            while True:
+                running.process.send_signal(signal.SIGHUP)
+                children = psutil.Process(running.process.pid).children()
+                seen.update(child.pid for child in children if "spawn_main" in " ".join(child.cmdline()))
+                await asyncio.sleep(0.02)
+
+        sending = asyncio.ensure_future(hangups())
+        await alive(running)
+        await asyncio.sleep(1)
+        sending.cancel()
+        assert running.process.returncode is None
+        assert len(seen) == (2 if workers == "2" else 0), "a worker was replaced"
+        async with asyncio.timeout(HANG):
+            while not [line for line in running.lines() if '"event":"reloaded"' in line]:
+                await asyncio.sleep(0.02)
+        assert await running.stopped(signal.SIGTERM) == 0
+
+
+async def test_a_redis_that_hangs_up_on_everybody(tmp_path: Path) -> None:
+    """A load balancer with nothing behind it: the proxy starts, every request is served, a good Redis is found."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with (
+        serving(tmp_path, REDIS_URL=f"redis://127.0.0.1:{port}/0", TOKENS_PER_DAY="1000000") as running,
+        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{running.port}", timeout=HANG) as http,
+    ):
+
+        async def ask(number: int) -> int:
+            headers = {"x-strata-conversation": f"c{number}"}
+            return (await http.post("/v1/chat/completions", json=chat_body(), headers=headers)).status_code
+
+        for _ in range(6):
+            assert set(await asyncio.gather(*map(ask, range(20)))) == {200}
+            await asyncio.sleep(0.5)
+        assert (await http.get("/readyz")).json()["store"] == "degraded"
+        [told] = [orjson.loads(line) for line in running.lines() if "store_degraded" in line]
+        assert told["error"]
+        listener.close()
+        await listener.wait_closed()
+        good = subprocess.Popen(redis_command(port, str(tmp_path)), stdout=subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(HANG):
+                while (await http.get("/readyz")).json()["store"] != "ok":
+                    await asyncio.sleep(0.05)
+        finally:
+            good.kill()
+            good.wait()
+        assert not [line for line in running.lines() if "Traceback" in line]
+
+
 async def test_the_port_is_taken() -> None:
     """A port in use ends it with a status other than 0 and a message that names the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -329,6 +403,7 @@ BAD: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "mode": ({"MODE": "layerd"}, ("STRATA_MODE", "layerd", "layered", "observe")),
     "url": ({"UPSTREAM_URL": "api.openai.com"}, ("STRATA_UPSTREAM_URL", "api.openai.com", "http://")),
     "redis": ({"REDIS_URL": "localhost:6379"}, ("STRATA_REDIS_URL", "redis://")),
+    "redis option": ({"REDIS_URL": "redis://u:hunter2@h:6379?foo=hunter3"}, ("STRATA_REDIS_URL", "query", "db")),
     "budget": ({"BUDGET_TOKENS": "-1"}, ("STRATA_BUDGET_TOKENS", "-1", "greater than 0")),
     "boolean": ({"REMEMBER_CONTENT": "maybe"}, ("STRATA_REMEMBER_CONTENT", "maybe")),
     "timeout": ({"IDLE_TIMEOUT_SECONDS": "0"}, ("STRATA_IDLE_TIMEOUT_SECONDS", "greater than 0")),
@@ -356,6 +431,7 @@ async def test_bad_settings(name: str) -> None:
     for word in words:
         assert word.lower() in err.lower()
     assert "sk-a" not in err
+    assert "hunter" not in err
 
 
 async def test_all_bad_settings_at_once() -> None:

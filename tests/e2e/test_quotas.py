@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ import pytest
 import redis.asyncio
 from openai import AsyncOpenAI
 
+from proxy.memory.redis import RedisStore
 from proxy.simulator.app import Options, create
 from proxy.simulator.server import serve
 from tests.e2e.kit import (
@@ -248,6 +250,34 @@ async def test_a_huge_number_is_nobodys_outage(redis_url: str, more: dict[str, i
         lab = {"authorization": "Bearer lab"}
         assert [(await rig.proxy.post(chat_body(), headers=lab)).status_code for _ in range(2)] == [200, 429]
         assert await rig.proxy.total("strata_quota_unknown_total") == 0
+
+
+async def test_a_request_whose_answers_from_redis_were_lost_counts_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that was frozen does later what was asked of it: what is asked again is known by then."""
+    run, asked = RedisStore.run, []
+
+    async def losing(*given: Any, **named: Any) -> Any:
+        answer = await run(*given, **named)
+        asked.append(given[1])
+        return None if len(asked) <= 2 else answer
+
+    monkeypatch.setattr(RedisStore, "run", losing)
+    async with rigged(None, **acme(TOKENS_PER_DAY="100000"), REDIS_URL=redis_url, SECRET="lost answers") as rig:
+        spent = 0
+        for so_far in (2, 5):
+            await rig.proxy.post(chat_body("word " * 100))
+            assert rig.last.charge is not None
+            spent += rig.last.charge.prompt_tokens + rig.last.completion_tokens
+
+            async def told(so_far: int = so_far) -> bool:
+                return len(asked) == so_far
+
+            await until(told)
+        answer = await rig.proxy.post(chat_body(max_completion_tokens=1))
+        reserved = len(orjson.dumps(chat_body(max_completion_tokens=1))) // 3 + 1
+        assert answer.headers["x-strata-quota"] == f"tokens_per_day={spent + reserved}/100000"
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import os
 import signal
+import socket
 import tempfile
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import httpx
 import orjson
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from tests.e2e.kit import HANG, chat_body, parse_metrics, total
-from tests.e2e.test_processes import Running, serving
+from tests.e2e.kit import DONE, HANG, chat_body, dial, parse_metrics, total
+from tests.e2e.test_processes import Running, rest, serving, streaming
 
 
 async def scrape(running: Running) -> dict[str, float]:
@@ -36,6 +38,9 @@ async def ask(running: Running, count: int) -> None:
         await asyncio.gather(*(one(number) for number in range(start, min(count, start + 20))))
 
 
+COUNTED = f"{tempfile.gettempdir()}/strata-metrics-*"
+
+
 async def settled(running: Running, count: int) -> None:
     """Wait until so many requests are counted."""
     async with asyncio.timeout(HANG):
@@ -45,6 +50,7 @@ async def settled(running: Running, count: int) -> None:
 
 async def test_every_scrape_tells_of_all_workers(tmp_path: Path) -> None:
     """Counters never fall, whoever answers; a worker's end loses nothing but its streams; its files go in the end."""
+    before = {*glob.glob(COUNTED)}
     async with serving(tmp_path, WORKERS="3") as running:
         await ask(running, 100)
         await settled(running, 100)
@@ -53,10 +59,7 @@ async def test_every_scrape_tells_of_all_workers(tmp_path: Path) -> None:
             assert total(found, "strata_requests_total", outcome="ok") == 100
             assert total(found, "strata_request_duration_seconds_count") == 100
             assert found["strata_live_streams{}"] == 0
-        directories = [name for name in glob.glob(f"{tempfile.gettempdir()}/strata-metrics-*")
-                       if any(str(child.pid) in file for child in psutil.Process(running.process.pid).children()
-                              for file in os.listdir(name))]  # fmt: skip
-        assert len(directories) == 1
+        (directory,) = {*glob.glob(COUNTED)} - before
         children = psutil.Process(running.process.pid).children()
         told = {child: " ".join(child.cmdline()) for child in children}
         workers = [child for child, line in told.items() if "spawn" in line and "resource_tracker" not in line]
@@ -66,7 +69,7 @@ async def test_every_scrape_tells_of_all_workers(tmp_path: Path) -> None:
         await ask(running, 10)
         await settled(running, 110)
         assert await running.stopped(signal.SIGTERM) == 0
-        assert not os.path.exists(directories[0])
+        assert not os.path.exists(directory)
 
 
 async def test_two_proxies_on_one_machine_count_apart(tmp_path: Path) -> None:
@@ -93,3 +96,24 @@ async def test_junk_makes_few_series(tmp_path: Path) -> None:
                 )
         await settled(running, 301)
         assert len(await scrape(running)) - before < 50
+
+
+async def test_workers_end_when_their_parent_is_gone(tmp_path: Path) -> None:
+    """A parent that was killed cannot stop them: they let what is under way finish and free the port."""
+    async with serving(tmp_path, WORKERS="2") as running, dial(running.port) as wire:
+        children = psutil.Process(running.process.pid).children()
+        workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        assert len(workers) == 2
+        await streaming(wire, "gap=0.05")
+        running.process.kill()
+        try:
+            assert (await rest(wire)).endswith(DONE)
+            async with asyncio.timeout(HANG):
+                while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in workers):
+                    await asyncio.sleep(0.02)
+            with socket.create_server(("127.0.0.1", running.port)):
+                pass
+        finally:
+            for worker in workers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()

