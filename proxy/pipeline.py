@@ -150,7 +150,7 @@ class Pipeline:
 
         request = call.request = call.sent = await asyncio.to_thread(work) if len(raw) > LONG_BYTES else work()
         call.unseen_bytes = reader.unseen_bytes
-        call.model = describe(request.model, self._settings.windows)
+        call.model = describe(request.model, self._settings.windows, beta=client.headers.get("anthropic-beta", ""))
         call.price = self._prices.of(request.model, call.tenant.upstream_url, call.at)
         call.ratio = self._calibrations.ratio(self._calibrated(call), call.model.name)
         call.policy = self._priced(call.tenant.policy, call.price)

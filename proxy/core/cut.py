@@ -12,13 +12,14 @@ from proxy.core.turn import Span
 class Cut:
     """`dropped` runs of messages, `shortened` messages by index, items in L2 `outlined`, those of this turn `packed`.
 
-    `quiet` where no line may say what was left out: behind it stands signed reasoning.
+    `packed` is how many characters each of those may keep, 0 for all. `quiet` where no line may say what was left out:
+    behind it stands signed reasoning.
     """
 
     dropped: tuple[Span, ...] = ()
     shortened: frozenset[int] = frozenset()
     outlined: bool = False
-    packed: bool = False
+    packed: int = 0
     quiet: bool = False
     gone: frozenset[int] = field(init=False, repr=False, compare=False)
 

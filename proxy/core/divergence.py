@@ -15,6 +15,7 @@ import orjson
 
 from proxy.core import render
 from proxy.core.body import elements
+from proxy.core.cut import WHOLE, Cut
 from proxy.core.draft import SEPARATOR, Draft
 from proxy.core.epoch import Reason
 from proxy.core.kind import Kind, local
@@ -51,11 +52,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A prompt as it was forwarded at a moment, and what else its cache is keyed by."""
+    """A prompt as it was forwarded at a moment, and what else its cache is keyed by.
+
+    `sent` are digests of the client's messages behind L1, `cut` is what the limit took of them; both by index.
+    """
 
     at: float
     keyed: tuple[tuple[str, bytes], ...]
     pieces: tuple[Piece, ...]
+    sent: tuple[bytes, ...] = ()
+    cut: Cut = WHOLE
 
     @property
     def tokens(self) -> int:
@@ -71,7 +77,8 @@ class Trace:
     def size(self) -> int:
         """Bytes it takes to keep."""
         keyed = sum(len(value) + 150 for _, value in self.keyed)
-        return 500 + keyed + sum(len(piece.raw) + len(piece.own) + 150 for piece in self.pieces)
+        told = 100 * (len(self.sent) + len(self.cut.shortened) + len(self.cut.gone))
+        return 500 + keyed + told + sum(len(piece.raw) + len(piece.own) + 150 for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,8 @@ def trace(request: Request, draft: Draft, scale: Scale, *, at: float) -> Trace:
     for each in render.prompt(request, draft):
         tokens = scale.message(each.raw, each.digest)
         pieces.append(Piece(_layer(draft, each.index), each.index, each.raw, tokens, each.own))
-    return Trace(at, keyed, tuple(pieces))
+    sent = tuple(b"" if index < draft.leading else each.digest for index, each in enumerate(request.messages))
+    return Trace(at, keyed, tuple(pieces), sent, draft.cut)
 
 
 def _layer(draft: Draft, index: int | None) -> Name:
@@ -125,18 +133,36 @@ def divergence(before: Trace, now: Trace, began: Reason | None = None) -> Break 
         if new is not None and new.raw == old.raw:
             shared += new.tokens
             continue
-        return _between(before.pieces[place:], now.pieces[place:], shared, began)
+        ours = _ENDED.get(began) if began else "limit" if _limited(before, now, old, new) else None
+        return _between(before.pieces[place:], now.pieces[place:], shared, ours)
     return None
+
+
+def _limited(before: Trace, now: Trace, was: Piece, new: Piece | None) -> bool:
+    """Whether the limit took something else here, or in front, of messages that the client sends as it did."""
+    one, other = before.cut, now.cut
+    places = {each.index for each in (was, new) if each and each.index is not None}
+    same = min(max(places, default=-1) + 1, len(before.sent), len(now.sent))
+    if before.sent[:same] != now.sent[:same]:
+        return False
+    if "L1" in (layers := {was.layer, new.layer if new else None}):
+        return (one.dropped, one.outlined) != (other.dropped, other.outlined)
+    return (
+        one.dropped != other.dropped
+        or any((place in one.shortened) != (place in other.shortened) for place in places)
+        or (layers == {"L5"} and one.packed != other.packed)
+    )
 
 
 def _shown(name: str, value: bytes) -> str:
     return f"{name}: {value.decode('utf-8', 'replace') or '(absent)'}"[: 2 * _EXCERPT]
 
 
-def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Reason | None) -> Break:
+def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, ours: Kind | None) -> Break:
     was, now = old[0], new[0] if new else None
     if now is None:
-        return Break(layer=was.layer, kind="history_cut", message=was.index, shared_tokens=shared)
+        gone: Kind = "limit" if ours == "limit" else "history_cut"
+        return Break(layer=was.layer, kind=gone, message=was.index, shared_tokens=shared)
     if len(old) == 1 and was.layer == "L3" and was.index is None and now.index is not None:
         # The values it ended with were never a part of the conversation.
         return Break(layer="L3", kind="turn_context", was=_said(was.raw)[:_EXCERPT], shared_tokens=shared)
@@ -145,10 +171,10 @@ def _between(old: Sequence[Piece], new: Sequence[Piece], shared: int, began: Rea
     text_was, text_now = _said(was.raw), _said(now.raw)
     at = _first(text_was, text_now)
     front = _share(now.tokens, at, len(text_now))
-    kind = _ENDED.get(began) if began is not None and now.layer != "L1" else None
+    kind = ours if now.layer != "L1" else None
     layer: Place = now.layer
-    if now.layer == "L1" and _library(text_now, at):
-        layer, kind = "L2", _ENDED.get(began, "library_grew") if began is not None else "library_grew"
+    if now.layer == "L1" and (_library(text_now, at) or (ours == "limit" and _library(text_was, at))):
+        layer, kind = "L2", ours or "library_grew"
     elif was.own or now.own:
         old, new = _as_written(old), _as_written(new)
         if old[0].raw == new[0].raw:

@@ -27,8 +27,9 @@ class Epoch:
 
     `leading` are the system messages as forwarded, L2 included; `l1` and `tools` are digests of the client's own. What
     the limit took: `dropped` are runs of messages, each by its first and last place; `shortened` are the messages that
-    keep head and tail; `packed` says whether the context of the turn it began with is; `summary` is the place up to
-    which a summary tells what went. `rewritten`: something was forwarded that is not the client's own.
+    keep head and tail; `packed` is how many characters each item of the context of the turn it began with may keep, 0
+    for all; `summary` is the place up to which a summary tells what went; `model` is the one whose limit it was, empty
+    where it took nothing. `rewritten`: something was forwarded that is not the client's own.
     """
 
     place: Place
@@ -41,8 +42,9 @@ class Epoch:
     library: tuple[Item, ...] = ()
     dropped: tuple[tuple[Place, Place], ...] = ()
     shortened: frozenset[Place] = frozenset()
-    packed: bool = False
+    packed: int = 0
     summary: Place = b""
+    model: str = ""
     rewritten: bool = False
 
 

@@ -1,8 +1,8 @@
 """Fitting a prompt into its limit: the ladder, cheapest loss first, until it fits.
 
 L2's items become outlines; old tool outputs keep head and tail; the oldest whole turns go, then exchanges of the
-newest; what is long in what remains keeps head and tail; the turn's own `strata.context` is packed. What is taken
-depends on the grid alone, so that it holds still while the conversation grows by a step.
+newest; what is long in what remains keeps head and tail; the turn's own `strata.context` shares the room there is.
+What is taken depends on the grid alone, so that it holds still while the conversation grows by a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 from proxy.core import budget, measure, shorten
 from proxy.core.budget import Limit
-from proxy.core.cut import WHOLE, Cut
+from proxy.core.cut import WHOLE, Cut, left_out
 from proxy.core.draft import Draft
 from proxy.core.measure import Scale
 from proxy.core.message import RESULT_ROLES, Message
@@ -63,17 +63,24 @@ def fit(
         draft = arrange(cut)
         return _Tried(draft, measure.layers(request, draft, scale).total)
 
-    tried = whole = weighed(WHOLE)
+    def climbed(tried: _Tried) -> _Tried:
+        for cut in ladder.rungs(tried.draft.cut, tried.total):
+            if tried.total <= limit.tokens:
+                break
+            tried = weighed(cut)
+        return tried
+
+    start = whole = weighed(WHOLE)
     if whole.total <= limit.tokens:
         return Fitted(draft=whole.draft, total=whole.total)
     ladder = _Ladder(request, whole.draft, limit, scale, least=least)
-    if not request.signed:
-        outlined = weighed(Cut(outlined=True))
-        tried = outlined if outlined.total < whole.total else whole
-    for cut in ladder.rungs(tried.draft.cut, tried.total):
-        if tried.total <= limit.tokens:
-            break
-        tried = weighed(cut)
+    if least.packed or not request.signed:
+        smaller = weighed(Cut(outlined=not request.signed, packed=least.packed))
+        start = smaller if smaller.total < whole.total else whole
+    tried = climbed(start)
+    if tried.total > limit.tokens and (most := ladder.packed(tried, weighed)):
+        # What goes beside is then cut on the grid, too: so a loop whose context is packed keeps its exchanges.
+        tried = climbed(weighed(dataclasses.replace(start.draft.cut, packed=most)))
     own = limit.own is not None and tried.total > limit.own
     if tried.total > limit.tokens and not own:
         return _over_window(request, arrange, whole, limit=limit, over_budget=over_budget, scale=scale)
@@ -151,8 +158,30 @@ class _Ladder:
             if gone >= len(self._units):
                 break
             grid += 1
-        if self._request.hints.context:
-            yield dataclasses.replace(cut, packed=True)
+
+    def packed(self, tried: _Tried, weighed: Callable[[Cut], _Tried]) -> int:
+        """Return how many characters each item of this turn's context may keep, so that they share the room left.
+
+        It is the room there was when the turn began, on a part of the grid: so they stay as they are in its loop. Where
+        there are tools, half a step is left for that loop. What does not fit even so is taken from them in such parts.
+        """
+        draft, newest, request = tried.draft, self._parts.newest, self._request
+        brought = [item for item in dict.fromkeys(request.hints.context) if item not in draft.referenced]
+        stand = shorten.packed(brought, draft.cut.packed) if draft.cut.packed else brought
+        loop = [index for index in range(newest.start + 1, newest.end) if draft.keeps(index)]
+        room = self._limit.tokens - tried.total + sum(self._scale.text(item.content) for item in stand)
+        room += sum(measure.weigh(request, draft, index, self._scale) for index in loop)
+        # The line that says what went comes with the loop, too.
+        room += self._scale.text(left_out(draft.dropped))
+        part = self._step // 4
+        room -= room % part + (2 * part if request.member("tools") or request.member("functions") else 0)
+        most = draft.cut.packed
+        while brought and tried.total > self._limit.tokens and most != shorten.PACKED:
+            most = shorten.share(brought, room, self._scale.text)
+            most = min(most, self._least.packed or most)
+            tried = weighed(dataclasses.replace(draft.cut, packed=most))
+            room -= part * max(1, math.ceil((tried.total - self._limit.tokens) / part))
+        return most
 
     def _target(self, shorter: Mapping[int, int]) -> int:
         """Return how much may stand if all that is old is shortened: the rest is kept for what is newest, whole."""
@@ -163,22 +192,28 @@ class _Ladder:
         first = dropped[-1].end if dropped else 0
         old = frozenset(index for index in shorter if index >= first and self._ends[index] <= reach)
         floor = frozenset(index for index in self._least.shortened if index >= first)
-        return Cut(dropped=dropped, shortened=old | floor, outlined=cut.outlined, quiet=self._request.signed)
+        return Cut(
+            dropped=dropped, shortened=old | floor, outlined=cut.outlined, packed=cut.packed, quiet=self._request.signed
+        )
 
     def _loses(self, unit: Span, shorter: Mapping[int, int]) -> int:
         """Return what goes with a unit, as it would stand shortened."""
         return sum(self._weights[index] - shorter.get(index, 0) for index in unit.indexes)
 
     def _reaches(self, uncut: int, gone: int, shorter: Mapping[int, int]) -> Iterator[int]:
-        """Return how far from its start history is shortened, in steps: the first that should do and those behind."""
+        """Return how far from its start history is shortened, in steps: the first that should do and those behind.
+
+        What must go is rounded up to the grid, as it is for turns: then that holds for another step.
+        """
         end = max(self._ends.values(), default=0)
         first = self._units[gone - 1].end if gone else self._parts.leading
         total = uncut - sum(weight for index, weight in self._weights.items() if index < first)
         old = [index for index in shorter if index >= first]
         ends = [self._ends[index] for index in old]
         saved = list(itertools.accumulate((shorter[index] for index in old), initial=0))
+        needed = self._step * math.ceil((total - self._limit.tokens) / self._step)
         for reach in range(0, end + self._step, self._step):
-            if total - saved[bisect.bisect_right(ends, reach)] <= self._limit.tokens or reach >= end:
+            if saved[bisect.bisect_right(ends, reach)] >= needed or reach >= end:
                 yield reach
 
     def _shorter(self, roles: frozenset[str]) -> dict[int, int]:
@@ -208,7 +243,7 @@ class _Ladder:
             "turns_dropped": bool(cut.dropped) and turns > 0,
             "exchanges_dropped": len(cut.dropped) > turns,
             "replies_shortened": any(messages[index].role == "assistant" for index in cut.shortened),
-            "context_packed": cut.packed,
+            "context_packed": cut.packed > 0,
         }
         return tuple(action for action, did in done.items() if did)
 

@@ -243,7 +243,7 @@ def _cut(request: Request, epoch: Epoch) -> Cut:
     return Cut(
         dropped=tuple(Span(at[first], at[last] + 1) for first, last in epoch.dropped if first in at and last in at),
         shortened=frozenset(at[place] for place in epoch.shortened if place in at),
-        packed=epoch.packed and at.get(epoch.place, -1) >= request.parts.newest.start,
+        packed=epoch.packed if at.get(epoch.place, -1) >= request.parts.newest.start else 0,
     )
 
 

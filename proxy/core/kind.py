@@ -11,12 +11,13 @@ from typing import Literal, get_args
 Kind = Literal[
     "clock", "nonce", "number", "tool_order", "tool_set", "tool_schema", "response_format", "parameter", "image_url",
     "history_edited", "history_cut", "whitespace", "epoch_end", "library_grew", "current_values", "turn_context",
-    "other",
+    "limit", "other",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context"})
+OURS: frozenset[Kind] = frozenset({"epoch_end", "library_grew", "current_values", "turn_context", "limit"})
 """Strata's own, where the client's bytes did not change: an epoch ended, the library grew, a line of the system prompt
-was found to change and is told elsewhere, what stood before the user's words in an earlier turn or last is gone."""
+was found to change and is told elsewhere, what stood before the user's words in an earlier turn or last is gone, the
+limit took more, or less, where there are no epochs."""
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE = re.compile(

@@ -53,7 +53,7 @@ def arrange(
             seen.place(item, in_library=True)
     rest = _Rest(seen, changes, lasting=lasting, head=head, note=note, waits=waits)
     # Context that no message of this turn can take stands in front, and can refer to nothing behind it.
-    inserted = "" if takes else _bring(context, seen, pack=cut.packed)
+    inserted = "" if takes else _bring(context, seen, most=cut.packed)
     for turn in shape.turns[:-1]:
         answered = any(slots[index].message.role == "assistant" for index in turn.indexes)
         for index in turn.indexes:
@@ -62,7 +62,7 @@ def arrange(
     if takes:
         rest.place(slots[shape.newest.start])
     before = tuple(seen.items.values())
-    brought = _bring(context, seen, pack=cut.packed) if takes else ""
+    brought = _bring(context, seen, most=cut.packed) if takes else ""
     for index in shape.newest.indexes:
         if draft.keeps(index):
             rest.put(index, slots[index], newest=index == shape.newest.start, brought=brought, told=values.text)
@@ -179,13 +179,13 @@ def _attached(text: Text) -> int:
     return at
 
 
-def _bring(context: Sequence[Item], seen: Seen, *, pack: bool) -> str:
+def _bring(context: Sequence[Item], seen: Seen, *, most: int) -> str:
     """Render the request's own context: references to what stands before it, then what is new, each once."""
     stands = {item: seen.holds(item) for item in context}
     named = [seen.refer(item) for item, held in stands.items() if held]
     blocks = [reference(named)] if named else []
     fresh = tuple(item for item, held in stands.items() if not held)
-    for item in shorten.packed(fresh) if pack else fresh:
+    for item in shorten.packed(fresh, most) if most else fresh:
         seen.place(item)
         blocks.append(item.content)
     return _joined(*blocks)

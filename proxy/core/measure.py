@@ -106,7 +106,7 @@ def losses(request: Request, draft: Draft, scale: Scale) -> Losses:
     saved = sum(_whole(request, index, scale) - weigh(request, draft, index, scale) for index in shortened)
     saved += sum(scale.text(whole[item.key]) - scale.text(item.content) for item in partial if item.key in whole)
     brought = tuple(item for item in dict.fromkeys(request.hints.context) if item not in draft.referenced)
-    packed = shorten.packed(brought) if cut.packed else brought
+    packed = shorten.packed(brought, cut.packed) if cut.packed else brought
     saved += sum(scale.text(item.content) for item in brought) - sum(scale.text(item.content) for item in packed)
     return Losses(
         dropped_messages=len(cut.gone),

@@ -35,6 +35,15 @@ _BYTES_PER_SECOND = 8_000
 """Of compressed speech (64 kbit/s)."""
 _UNSEEN_SECONDS = 60.0
 _LONGEST_HEAD = 300
+_LEAST_DATA_CHARS = 1_024
+_DATA = re.compile(
+    r"(?<![A-Za-z0-9+/_-])(?:data:[\w.+-]{1,60}/[\w.+-]{1,90}(?:;[\w.=+-]{1,90}){0,2};base64,)?"
+    rf"[A-Za-z0-9+/_-]{{{_LEAST_DATA_CHARS},}}={{0,2}}"
+)
+"""What is no text: a data URL, or so long a run of base64's letters."""
+_OPAQUE_CHARS_PER_TOKEN = 16
+"""Of encrypted reasoning and signatures. Where a provider reads it, six to twelve characters hold a token; but of most
+turns it reads none, and no history is to be cut for what is not read."""
 _LARGEST_SIDE = 1_000_000
 
 Rule = Callable[[Size, str], int]
@@ -296,6 +305,30 @@ def file(part: Mapping[str, object], media: Media, count: Callable[[str], int]) 
         return count(raw.decode())
     except UnicodeDecodeError:
         return page * math.ceil(max(1, len(raw)) / _PDF_BYTES_PER_PAGE)
+
+
+def apart(text: str) -> tuple[str, list[str]]:
+    """Take what is data out of a string that stands outside of a message's content: the text that is left, and each."""
+    if len(text) < _LEAST_DATA_CHARS:
+        return text, []
+    return _DATA.sub(" ", text), _DATA.findall(text)
+
+
+def data(held: str, media: Media, count: Callable[[str], int]) -> int:
+    """Return the tokens of a data URL, or of base64 alone, that is no content part; what it holds nobody may know.
+
+    Never more than its length: that no token is less than a byte holds for it too.
+    """
+    kind, inner = _data(held) or ("", held)
+    if kind.startswith("audio/"):
+        tokens = audio({"input_audio": {"data": inner, "format": "wav" if "wav" in kind else ""}}, media)
+    elif kind.startswith("image/") or _size(f"data:;base64,{inner}"):
+        tokens = image({"image_url": f"data:;base64,{inner}"}, media)
+    elif kind:
+        tokens = file({"file_data": held}, media, count)
+    else:
+        tokens = len(held) // _OPAQUE_CHARS_PER_TOKEN
+    return min(tokens, len(held))
 
 
 def _size(address: str) -> Size | None:

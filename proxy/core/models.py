@@ -100,12 +100,20 @@ LONGEST_NAME = 256
 NO_WINDOWS: Mapping[str, int] = {}
 
 
-def describe(model: str, windows: Mapping[str, int] = NO_WINDOWS) -> Model:
+_LONG = frozenset({"claude-sonnet-4-5"})
+_LONG_BETA, _LONG_WINDOW = "context-1m", 1_000_000
+"""What some models hold where the request's `anthropic-beta` header asks for it."""
+
+
+def describe(model: str, windows: Mapping[str, int] = NO_WINDOWS, *, beta: str = "") -> Model:
     """Return what is known of a model by the name a request gives: `openai/gpt-4o-2024-11-20` is `gpt-4o`.
 
-    `windows`, by name or by what stands behind the slash, come before the table's.
+    `windows`, by name or by what stands behind the slash, come before the table's. `beta` is the request's
+    `anthropic-beta` header.
     """
     found = _described(model if len(model) <= LONGEST_NAME else "")
+    if found.name in _LONG and _LONG_BETA in beta:
+        found = dataclasses.replace(found, window=_LONG_WINDOW)
     window = windows.get(model) or windows.get(model.rpartition("/")[2])
     return dataclasses.replace(found, window=window, largest_input=None) if window else found
 

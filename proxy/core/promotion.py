@@ -12,6 +12,7 @@ from proxy.core.guard import Fitted
 from proxy.core.history import Past
 from proxy.core.job import Arranged, Job
 from proxy.core.lineage import Recalled
+from proxy.core.models import LONGEST_NAME
 from proxy.core.shorten import OUTLINE
 
 
@@ -42,7 +43,8 @@ def deferred(job: Job, recalled: Recalled) -> Arranged:
     state = _state(job, epoch, found, draft, recalled.seen_at)
     reason = ends(epoch, state, job.policy.profile)
     if reason is None:
-        return Arranged(Fitted(draft=draft), epoch)
+        whole = _for_another(job, epoch, found, draft)
+        return _begun(job, found, whole, "limit") if whole else Arranged(Fitted(draft=draft), epoch)
     told = job.told()
     if reason == "l1_changed" and not state.rewritten:
         fitted = job.fitted(job.own(lasting=True))
@@ -54,9 +56,22 @@ def deferred(job: Job, recalled: Recalled) -> Arranged:
     return _begun(job, found, fitted, reason)
 
 
+def _for_another(job: Job, epoch: Epoch, found: Past, draft: Draft) -> Fitted | None:
+    """Arrange all that one model's limit took where another's holds it: that one's prompt cache is cold anyway."""
+    if epoch.model in {"", _model(job)} or job.request.signed:
+        return None
+    whole = job.fitted(history.compact(job.request, found, job.look, draft, values=job.told()))
+    return whole if whole.draft.cut == WHOLE and not whole.actions else None
+
+
+def _model(job: Job) -> str:
+    return job.request.model[:LONGEST_NAME]
+
+
 def _begun(job: Job, found: Past, fitted: Fitted, reason: Reason) -> Arranged:
     epoch = history.begin(job.request, fitted.draft, found, reason=reason, now=job.now)
-    return Arranged(fitted, epoch, began=True)
+    taken = _model(job) if fitted.draft.cut != WHOLE else ""
+    return Arranged(fitted, dataclasses.replace(epoch, model=taken), began=True)
 
 
 def _state(job: Job, epoch: Epoch, found: Past, draft: Draft, seen_at: float | None) -> State:

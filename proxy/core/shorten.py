@@ -6,10 +6,11 @@ the items of `strata.context` lose doubles and the ends of the longest.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import orjson
@@ -29,7 +30,9 @@ OUTLINE = "prior_context"
 _WORTH = 0.6
 """An outline that is not shorter than this share of its item is none."""
 PACKED = 2_000
-"""Characters kept of each item that `strata.context` brings to a prompt that else does not fit."""
+"""Characters kept at least of each item that `strata.context` brings to a prompt that else does not fit."""
+_HEAD_TOKENS = 16
+"""What the line that heads an item and the word that ends it may weigh."""
 _ALIKE = 0.85
 _MOST_HOLDERS = 8
 """Words that stand in more items than these are looked for in the longest only."""
@@ -96,11 +99,40 @@ def _preview(section: str) -> str:
     return first + line + (rest if len(rest) <= PREVIEW else _cut(rest, PREVIEW) + " …")
 
 
-def packed(context: Sequence[Item]) -> tuple[Item, ...]:
+def packed(context: Sequence[Item], most: int = PACKED) -> tuple[Item, ...]:
     """Return the items of a turn without doubles, each cut at a sentence's end and named in its first line.
 
-    Of two items of which one holds 85 % of the other's words, in their order, the longer stays: nothing is lost that it
-    does not say. `[a.md:1]` heads each; `[truncated]` ends one that was cut.
+    `[a.md:1]` heads each; `[truncated]` ends one that was cut, to `most` characters.
+    """
+    kept = _distinct(context)
+    counts: Counter[str] = Counter()
+    made = []
+    for item in dict.fromkeys(context):
+        if item in kept:
+            counts[item.label] += 1
+            made.append(_packed(item, counts[item.label], most))
+    return tuple(made)
+
+
+def share(context: Sequence[Item], room: int, weigh: Callable[[str], int]) -> int:
+    """Return how many characters each item may keep if all are to hold about `room` tokens: `PACKED` at least.
+
+    What is short stays whole, and what is long shares evenly what is left.
+    """
+    sizes = [(len(item.content), weigh(item.content)) for item in _distinct(context)]
+
+    def takes(most: int) -> int:
+        return sum(min(tokens, tokens * most // size + _HEAD_TOKENS) for size, tokens in sizes)
+
+    lengths = range(PACKED, max((size for size, _ in sizes), default=PACKED) + 1)
+    return PACKED + max(0, bisect.bisect_right(lengths, room, key=takes) - 1)
+
+
+def _distinct(context: Sequence[Item]) -> set[Item]:
+    """Return a turn's items without doubles.
+
+    Of two of which one holds 85 % of the other's words, in their order, the longer stays: nothing is lost that it does
+    not say.
     """
     kept: set[Item] = set()
     holders: dict[str, list[Item]] = {}
@@ -113,22 +145,16 @@ def packed(context: Sequence[Item]) -> tuple[Item, ...]:
         for run in runs:
             if len(holders.setdefault(run, [])) < _MOST_HOLDERS:
                 holders[run].append(item)
-    counts: Counter[str] = Counter()
-    made = []
-    for item in dict.fromkeys(context):
-        if item in kept:
-            counts[item.label] += 1
-            made.append(_packed(item, counts[item.label]))
-    return tuple(made)
+    return kept
 
 
-def _packed(item: Item, chunk: int) -> Item:
+def _packed(item: Item, chunk: int, most: int) -> Item:
     opening = re.match(r"<[A-Za-z_][^<>]*>\n?", item.content)
     closing = re.search(r"\n?</[A-Za-z_][\w.-]*>\Z", item.content)
     start = opening.end() if opening else 0
     end = closing.start() if closing else len(item.content)
     inner = item.content[start:end]
-    inner = inner if len(inner) <= PACKED else _cut(inner, PACKED) + " [truncated]"
+    inner = inner if len(inner) <= most else _cut(inner, most) + " [truncated]"
     content = f"{item.content[:start]}[{item.label}:{chunk}]\n{inner}{item.content[end:]}"
     if len(content) >= len(item.content):
         return item

@@ -66,7 +66,8 @@ def _edge(text: str, start: int, stop: int) -> int:
 def message(raw: bytes, count: Count, rules: Media = media.UNKNOWN) -> int:
     """Return the tokens of one message `{"role": …}` on the wire; an unreadable one counts as text, all of it.
 
-    Every string of a message counts, as the published rule has it: ids of tool calls and unknown fields too.
+    Every string of a message counts, as the published rule has it: ids of tool calls and unknown fields too. Outside of
+    its content and of calls, what is data weighs as such: a picture, sound, a file, a signature.
     """
     try:
         read = _object.decode(raw)
@@ -85,21 +86,31 @@ def _field(key: str, value: object, count: Count, rules: Media) -> int:
         case "content", list():
             return sum(_part(part, count, rules) for part in value if isinstance(part, dict))
         case "tool_calls", list():
-            return sum(_call(call, count) for call in value if isinstance(call, dict))
+            return sum(_call(call, count, rules) for call in value if isinstance(call, dict))
         case "function_call", dict():
-            return _call({"function": value}, count)
+            return _call({"function": value}, count, rules)
         case "name", str():
             return PER_NAME + count(value)
+        case "content", str():
+            return count(value)
+        case "audio", {"data": str(data), **rest}:
+            url = f"data:audio/{rest.get('format')};base64,{data}"
+            return media.data(url, rules, count) + _field("", rest, count, rules)
         case _:
-            return sum(count(text) for text in _strings(value))
+            return sum(_outside(text, count, rules) for text in _strings(value))
 
 
-def _call(call: dict[str, object], count: Count) -> int:
+def _outside(text: str, count: Count, rules: Media) -> int:
+    """Count a string that is neither content nor a call's: what is data in it weighs as data."""
+    said, held = media.apart(text)
+    return count(said) + sum(media.data(each, rules, count) for each in held)
+
+
+def _call(call: dict[str, object], count: Count, rules: Media) -> int:
     function = call.get("function") or call.get("custom")
-    texts = [call.get("id")]
-    if isinstance(function, dict):
-        texts += [function.get(key) for key in ("name", "arguments", "input")]
-    return PER_CALL + sum(count(_text(text)) for text in texts if text)
+    texts = [function.get(key) for key in ("name", "arguments", "input")] if isinstance(function, dict) else []
+    # Some gateways write a signature into the id.
+    return PER_CALL + _outside(_text(call.get("id")), count, rules) + sum(count(_text(text)) for text in texts if text)
 
 
 def _part(part: dict[str, object], count: Count, rules: Media) -> int:

@@ -1,6 +1,7 @@
 """Every provider's dialect of usage → Usage. What a provider does not say is None, never 0.
 
-OpenAI counts cached tokens inside `prompt_tokens`; Anthropic counts them beside `input_tokens` (PROVIDERS 3).
+OpenAI counts cached tokens inside `prompt_tokens`; Anthropic counts them beside `input_tokens`, and some gateways do so
+beside `prompt_tokens` (PROVIDERS 3).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Usage:
 
 
 _Soft = object
+_MOST_TOKENS = 10**12
+"""No prompt holds more: what says so says nothing."""
 
 
 class _Wire(msgspec.Struct):
@@ -64,10 +67,15 @@ def parse(raw: bytes) -> Usage | None:
     wire, timings = answer.usage or nested or _Wire(), answer.timings or {}
     details = _first_dict(wire.prompt_tokens_details, wire.input_tokens_details)
     cached = _first(details.get("cached_tokens"), wire.prompt_cache_hit_tokens, wire.cached_tokens)
-    written = _first(details.get("cache_write_tokens"))
+    written = _first(
+        *map(details.get, ("cache_write_tokens", "cache_creation_tokens")), wire.cache_creation_input_tokens
+    )
     total = _first(wire.prompt_tokens)
     if total is None and wire.input_tokens is not None:
         total, cached, written = _input(wire, cached, written)
+    elif total is not None:
+        beside = (_first(wire.cache_read_input_tokens) or 0) + (_first(wire.cache_creation_input_tokens) or 0)
+        total += beside if beside > total else 0
     if total is None:
         total = _sum(timings.get("cache_n"), timings.get("prompt_n"))
     if cached is None:
@@ -114,8 +122,9 @@ def _input(wire: _Wire, cached: int | None, written: int | None) -> tuple[int | 
 
 
 def _number(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if good and isinstance(value, int) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return int(value) if value == int(value) else None
 
 
 def _first(*values: object) -> int | None:

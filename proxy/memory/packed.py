@@ -14,6 +14,7 @@ from proxy.core.form import Form, Lessons
 from proxy.core.items import Item
 from proxy.core.lineage import NOTHING, Frozen, Link, Recalled
 from proxy.core.lines import KEY_BYTES
+from proxy.core.shorten import PACKED
 from proxy.core.template import Seen, Template
 from proxy.memory.store import Entry, View
 
@@ -45,6 +46,8 @@ class _Epoch(msgspec.Struct, array_like=True):
     packed: bool
     summary: bytes
     rewritten: bool
+    model: str = ""
+    kept: int = 0
 
 
 class _View(msgspec.Struct):
@@ -84,7 +87,7 @@ def pack_epoch(epoch: Epoch) -> bytes:
     return msgspec.msgpack.encode(
         _Epoch(
             epoch.number, epoch.started, epoch.reason, leading, epoch.l1, epoch.tools, library, list(epoch.dropped),
-            sorted(epoch.shortened), epoch.packed, epoch.summary, epoch.rewritten,
+            sorted(epoch.shortened), epoch.packed > 0, epoch.summary, epoch.rewritten, epoch.model, epoch.packed,
         )
     )  # fmt: skip
 
@@ -156,8 +159,10 @@ def _unpack(place: Place, packed: bytes, held: Mapping[bytes, bytes]) -> Epoch |
         library=tuple(_item(item, held[item.content].decode()) for item in read.library),
         dropped=tuple(read.dropped),
         shortened=frozenset(read.shortened),
-        packed=read.packed,
+        # Before it was written how much, it was always this much.
+        packed=(read.kept or PACKED) if read.packed else 0,
         summary=read.summary,
+        model=read.model,
         rewritten=read.rewritten,
     )
 

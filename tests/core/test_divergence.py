@@ -269,6 +269,66 @@ def test_our_own_breaks_are_named_as_ours(talk: Callable[[], Any], scale: TokenS
         assert set(kinds) == {kind}
 
 
+def limited(how: str) -> list[Body]:
+    """Return the requests of a conversation that outgrows its limit in one way."""
+    long = "\n".join(f"Line {number} of what the tool has found." for number in range(400))
+    system: Body = {"role": "system", "content": "You help." + (" The time is 10:00." if how == "clock" else "")}
+    sent, history = [], [system]
+    for turn in range(50):
+        asked: Body = {"role": "user", "content": f"{turn}? " + "word " * 150}
+        history.append(asked)
+        if how == "outputs":
+            call = {"id": f"c{turn}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            history += [{"role": "assistant", "content": None, "tool_calls": [call]},
+                        {"role": "tool", "tool_call_id": f"c{turn}", "content": long}]  # fmt: skip
+        if how == "clock":
+            history[0] = {**system, "content": f"You help. The time is 10:{turn:02}."}
+        sent.append({"model": "gpt-4o", "messages": [*history]})
+        history.append({"role": "assistant", "content": "Fine."})
+    return sent
+
+
+def breaks(sent: list[Body], make: Make, scale: TokenScale, **how: Any) -> list[Break]:
+    made = [make(each, budget=4_500, reserve_tokens=500, **how) for each in sent]
+    traces = [divergence.trace(found, planned.draft, scale, at=0.0) for found, planned in made]
+    found = [divergence.divergence(one, other) for one, other in itertools.pairwise(traces)]
+    return [each for each in found if each]
+
+
+@pytest.mark.parametrize("how", ["turns", "outputs"])
+def test_what_the_limit_took_of_an_anonymous_conversation_is_ours(how: str, make: Make, scale: TokenScale) -> None:
+    """The client sent what it had sent, and more: no break is its own."""
+    found = breaks(limited(how), make, scale)
+    assert found
+    assert {each.kind for each in found} == {"limit"}
+
+
+def test_what_the_client_changes_over_the_limit_is_its_own(make: Make, scale: TokenScale) -> None:
+    """It edits what stands, or leaves its oldest turns out, while the limit takes more."""
+    sent = limited("turns")
+    edited, shorter = (copy.deepcopy(sent[-1]) for _ in range(2))
+    edited["messages"][-5]["content"] = "Something else?"
+    shorter["messages"][1:9] = []
+    kinds = [{each.kind for each in breaks([sent[-2], now], make, scale)} for now in (edited, shorter)]
+    assert all(each and not each & OURS for each in kinds)
+    assert {each.kind for each in breaks(limited("clock"), make, scale) if each.layer == "L1"} == {"clock"}
+
+
+def test_packed_context_is_the_limits(make: Make, scale: TokenScale) -> None:
+    """Of one turn; in the next it is gone because nobody sends it any more."""
+    items = [{"id": f"{name}.md", "content": f"A fact about {name}. " * 300} for name in "abc"]
+    said = {"role": "user", "content": "Well?"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    loop = [{"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "word " * 3_900}]  # fmt: skip
+    asked = {"model": "gpt-4o", "strata": {"context": items[:2]}}
+    (found,) = breaks([{**asked, "messages": each} for each in ([said], [said, *loop])], make, scale)
+    assert (found.layer, found.kind) == ("L5", "limit")
+    later = {"model": "gpt-4o", "messages": [said, {"role": "assistant", "content": "Yes."}, said]}
+    (found,) = breaks([{**asked, "strata": {"context": items}, "messages": [said]}, later], make, scale)
+    assert found.kind == "turn_context"
+
+
 def test_values_at_the_end_of_the_prompt_before_are_no_edit_of_the_history() -> None:
     """They are told anew each time; what follows them in the next prompt is its growth."""
     system = Piece("L1", 0, b'{"role":"system","content":"s"}', 100)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.core.epoch import REASONS, Epoch, Reason, State, ends
@@ -167,3 +168,30 @@ def test_signed_reasoning_keeps_what_stands_before_it(talk: Callable[[], Any]) -
     assert began(named) == ["first", None, None]
     assert second.startswith(first.removesuffix(b"]}"))
     assert third.startswith(second.removesuffix(b"]}"))
+
+
+def test_what_one_models_limit_took_comes_back_where_anothers_holds_it(talk: Callable[[], Any]) -> None:
+    """Once, in an epoch of its own; where it would not fit, or for another answer's length, the cut stays."""
+    chat, messages = talk(), [{"role": "system", "content": "You help."}]
+
+    def say(model: str, **more: Any) -> int:
+        messages.append({"role": "user", "content": f"Question {len(messages)} " + "word " * 1_000})
+        sent = orjson.loads(chat.say({"model": model, "messages": messages, **more}, "Fine."))["messages"]
+        messages.append({"role": "assistant", "content": "Fine."})
+        return len(messages) - 1 - len(sent)
+
+    for _ in range(6):
+        last = say("gpt-4")
+    assert last > 0
+    assert say("gpt-4", max_tokens=16) == last
+    assert say("gpt-4-0613") >= last
+    assert say("gpt-4.1") == 0
+    assert chat.plans[-1].began == "limit"
+    assert say("gpt-4.1") == 0
+    assert chat.plans[-1].began is None
+    assert say("gpt-4") > 0
+    for _ in range(12):
+        say("gpt-4")
+    assert say("gpt-3.5-turbo") > 0
+    assert chat.plans[-1].began is None
+    assert say("somebody/elses") == 0

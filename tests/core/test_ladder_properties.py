@@ -173,8 +173,8 @@ def test_the_librarys_items_become_outlines_and_come_back_whole(talk: Callable[[
 def test_context_that_does_not_fit_is_packed_for_its_turn(talk: Callable[[], Any]) -> None:
     """Doubles go, ends are cut; in the turn's loop it stays as it was, and whole items are never mistaken for parts."""
     chance, chat = random.Random(13), talk()
-    chunk = prose(chance, 90, 91)
-    texts = {"a": chunk, "b": chunk[60:], "c": prose(chance, 90, 91)}
+    chunk = prose(chance, 150, 151)
+    texts = {"a": chunk, "b": chunk[60:], "c": prose(chance, 150, 151)}
     context = [{"id": f"{name}.md", "content": text} for name, text in texts.items()]
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     loop: Messages = [{"role": "assistant", "content": None, "tool_calls": [call]},
@@ -193,6 +193,57 @@ def test_context_that_does_not_fit_is_packed_for_its_turn(talk: Callable[[], Any
     assert first.count(" [truncated]\n</document>") == 2
     assert first.endswith("Why?")
     assert sent[1][:2] == sent[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "least"),
+    [
+        pytest.param([700], 7_000, id="one that is nearly as long as the limit"),
+        pytest.param([140] * 5, 7_000, id="five that nearly fit"),
+        pytest.param([20, 40, 600, 600], 7_000, id="short ones beside long ones"),
+        pytest.param([20, 40, 60], 0, id="what fits"),
+    ],
+)
+def test_context_shares_the_room_there_is(
+    lines: list[int], least: int, make: Make, forward: Callable[..., bytes]
+) -> None:
+    """Under a limit of 8,000 nearly all of it is used; what is short stays whole, what is long is cut evenly."""
+    chance = random.Random(3)
+    context = [{"id": f"{name}.md", "content": prose(chance, many, many + 1)} for name, many in enumerate(lines)]
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Why?"}], "strata": {"context": context}}
+    _, plan = make(body, budget=12_096)
+    assert plan.total is None or least <= plan.total <= 8_000
+    assert (plan.draft.cut.packed > 0) is bool(least)
+    stands = said(forward(body, budget=12_096))[0]["content"].split("\n\n")
+    whole = [item["content"] in block for item, block in zip(context, stands, strict=False)]
+    assert whole == [len(item["content"]) <= (plan.draft.cut.packed or 10**9) for item in context]
+    cut = [len(block) for block, kept in zip(stands, whole, strict=False) if not kept]
+    assert not cut or max(cut) - min(cut) < 150
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_packed_context_stays_as_it_is_in_the_loop_of_its_turn(
+    named: bool, talk: Callable[[], Any], forward: Callable[..., bytes]
+) -> None:
+    """Each step extends the one before, and a retry has its bytes; where the loop has filled the room, it is cut."""
+    chance, chat = random.Random(5), talk()
+    context = [{"id": f"{name}.md", "content": prose(chance, 400, 401)} for name in "ab"]
+    messages: Messages = [SYSTEM, {"role": "user", "content": "Why?"}]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+    steps = []
+    for step in range(24):
+        body = {"model": "gpt-4o", "messages": messages, "tools": tools, "strata": {"context": context}}
+        both = [chat.say(body, None, budget=12_096) if named else forward(body, budget=12_096) for _ in range(2)]
+        assert both[0] == both[1]
+        steps.append(said(both[0]))
+        call = {"id": f"c{step}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        messages = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": f"c{step}", "content": prose(chance, 20, 21)}]  # fmt: skip
+    assert steps[0][1]["content"].count("[truncated]") == 2
+    # Where exchanges went a line says so in front of it.
+    assert all(step[1]["content"].endswith(steps[0][1]["content"]) for step in steps)
+    moved = [place for place in range(1, 24) if steps[place][: len(steps[place - 1])] != steps[place - 1]]
+    assert not moved or moved[0] > 4
 
 
 @pytest.mark.parametrize(("lines", "budget"), [(450, 20_000), (80, 8_000), (400, 30_000)])

@@ -1,5 +1,7 @@
 """What is known of models."""
 
+from typing import Any
+
 import pytest
 
 from proxy.core.models import KNOWN, OTHER, describe
@@ -69,3 +71,18 @@ def test_no_window_is_smaller_than_the_truth(name: str, window: int) -> None:
 def test_the_tokenizer_is_known(name: str, encoding: str) -> None:
     """Old models count with the old vocabulary, exactly."""
     assert (describe(name).encoding, describe(name).exact) == (encoding, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "window"),
+    [
+        ("claude-sonnet-4-5", {"beta": "a-2025-01-01, context-1m-2025-08-07"}, 1_000_000),
+        ("anthropic/claude-sonnet-4-5@20250929", {"beta": "context-1m-2025-08-07"}, 1_000_000),
+        ("claude-sonnet-4-5", {"beta": "interleaved-thinking-2025-05-14"}, 200_000),
+        ("claude-haiku-4-5", {"beta": "context-1m-2025-08-07"}, 200_000),
+        ("claude-sonnet-4-5", {"beta": "context-1m-2025-08-07", "windows": {"claude-sonnet-4-5": 9_000}}, 9_000),
+    ],
+)
+def test_a_request_may_ask_for_a_longer_window(name: str, how: dict[str, Any], window: int | None) -> None:
+    """Where its model has one; what settings say comes first."""
+    assert describe(name, **how).window == window

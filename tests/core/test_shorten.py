@@ -140,6 +140,27 @@ def test_a_long_item_is_cut_at_a_sentence_and_says_so() -> None:
         assert each.partial
 
 
+@given(
+    lengths=st.lists(st.integers(1, 30_000), min_size=1, max_size=6),
+    room=st.integers(-500, 20_000),
+    more=st.integers(0, 5_000),
+)
+def test_items_share_the_room_there_is(lengths: list[int], room: int, more: int) -> None:
+    """More room lets none keep less; they hold the room or are at the least that is kept; what fits stays whole."""
+
+    def weigh(text: str) -> int:
+        return len(text) // 4
+
+    context = [item(f"{number} " * (length // 2 + 1), f"{number}.md") for number, length in enumerate(lengths)]
+    most = shorten.share(context, room, weigh)
+    assert shorten.PACKED <= most <= shorten.share(context, room + more, weigh)
+    whole = sum(weigh(each.content) for each in context)
+    assert most >= max(len(each.content) for each in context) or whole > room
+    packed = shorten.packed(context, most)
+    assert most == shorten.PACKED or sum(weigh(each.content) for each in packed) <= room
+    assert all(one == other for one, other in zip(context, packed, strict=True) if len(one.content) <= most)
+
+
 def test_short_items_are_packed_as_they_are() -> None:
     """A name in front of what is not cut would only make it longer."""
     short = item("A few words. " * 8)

@@ -1,6 +1,9 @@
 """Counting what is sent."""
 
+import base64
 import contextlib
+import hashlib
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -182,6 +185,80 @@ def test_parts_have_their_price(part: dict[str, object], expected: int) -> None:
     """Images, audio and files by their family's rules."""
     found = message(orjson.dumps({"role": "user", "content": [part]}), COUNT, media.of("gpt-4o"))
     assert found == tokens.PER_MESSAGE + COUNT("user") + expected
+
+
+NOISE = hashlib.shake_128(b"noise").digest(90_000)
+DATA = base64.b64encode(NOISE).decode()
+PICTURE = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBBI", 13, b"IHDR", 1024, 1024, 8, 2, 0, 0, 0, 0) + NOISE
+).decode()
+PNG = f"data:image/png;base64,{PICTURE}"
+IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
+SIGNATURE = len(DATA) // 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"images": [IMAGE]}, 765, id="pictures a model made"),
+        pytest.param({"images": [PICTURE]}, 765, id="pictures without an address"),
+        pytest.param({"provider_specific_fields": {"images": [IMAGE]}}, 765, id="a gateway's own fields"),
+        pytest.param({"experimental_attachments": [{"name": "a", "url": PNG}]}, 765, id="attachments"),
+        pytest.param({"annotations": [{"type": "file", "file": {"content": [IMAGE]}}]}, 765, id="a file's pictures"),
+        pytest.param({"metadata": f'{{"shown": "{PNG}"}}'}, 765, id="JSON in a string"),
+        pytest.param({"attachments": [f"data:image/bmp;base64,{DATA}"]}, 1_105, id="a picture nobody can read"),
+        pytest.param({"attachments": [f"data:application/zip;base64,{DATA}"]}, 2 * 1_465, id="a file nobody can read"),
+        pytest.param({"audio": {"id": "a", "data": DATA, "transcript": "Hi."}}, 113, id="sound a model made"),
+        pytest.param({"clip": f"data:audio/mp3;base64,{DATA}"}, 113, id="sound"),
+        pytest.param({"reasoning_details": [{"data": DATA}]}, SIGNATURE, id="encrypted reasoning"),
+        pytest.param({"thinking_blocks": [{"thinking": "Hm.", "signature": DATA}]}, SIGNATURE, id="a signature"),
+        pytest.param({"tool_calls": [{"id": f"call_1_{DATA}"}]}, SIGNATURE, id="a signature in a call's id"),
+        pytest.param({"role": "tool", "tool_call_id": f"call_1_{DATA}"}, SIGNATURE, id="and in its result's"),
+    ],
+)
+def test_data_outside_of_content_is_no_text(fields: dict[str, object], expected: int) -> None:
+    """Pictures, sound and files weigh as in a content part, other data a sixteenth of its length."""
+    found = message(orjson.dumps({"role": "assistant", "content": "Here.", **fields}), COUNT, media.of("gpt-4o"))
+    assert expected <= found <= expected + 25
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"content": DATA}, id="words"),
+        pytest.param({"content": [{"type": "text", "text": PNG}]}, id="a text part"),
+        pytest.param({"role": "tool", "content": PNG}, id="an output"),
+        pytest.param({"tool_calls": [{"function": {"name": "f", "arguments": DATA}}]}, id="arguments"),
+        pytest.param({"reasoning_content": "说" * 90_000}, id="reasoning in a language without blanks"),
+    ],
+)
+def test_what_a_model_reads_as_text_counts_as_text(fields: dict[str, object]) -> None:
+    """Base64 that stands in words, in a tool's output or in arguments reaches the model letter by letter."""
+    assert message(orjson.dumps({"role": "assistant", **fields}), COUNT) > 50_000
+
+
+@given(
+    kind=st.sampled_from(["image/png", "audio/wav", "audio/mp3", "application/pdf", "text/plain", "x/y"]),
+    size=st.integers(0, 6_000),
+    bare=st.booleans(),
+    model=st.sampled_from(["gpt-4o-mini", "gemini-3", "llama-3"]),
+)
+def test_no_data_weighs_more_than_its_bytes(kind: str, size: int, bare: bool, model: str) -> None:
+    """So where a request has fewer bytes than its limit has tokens, all fits, whatever it holds."""
+    data = base64.b64encode(NOISE[:size]).decode()
+    raw = orjson.dumps({"role": "user", "images": [data if bare else f"data:{kind};base64,{data}"]})
+    assert message(raw, COUNT, media.of(model)) <= len(raw)
+
+
+@pytest.mark.parametrize(
+    "piece", ["a" * 1_000 + ".", "data:a/b;" * 99 + " ", "data:image/png;base64,", "a/" * 500 + " "]
+)
+def test_data_is_looked_for_in_about_the_length_of_the_text(
+    piece: str, guard: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Whatever stands there that is nearly some."""
+    with guard(10):
+        assert media.apart(piece * (4_000_000 // len(piece)))
 
 
 def test_a_schema_counts_as_it_stands() -> None:

@@ -76,6 +76,43 @@ from proxy.core.usage import Usage, parse
             id="Anthropic through a translating gateway",
         ),
         pytest.param(
+            {
+                "usage": {
+                    "prompt_tokens": 1_000,
+                    "prompt_tokens_details": {"cached_tokens": 0},
+                    "cache_creation_input_tokens": 900,
+                }
+            },
+            Usage(input_tokens=1_000, cache_read_tokens=0, cache_write_tokens=900),
+            id="Anthropic's writes through a gateway",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 1_000, "prompt_tokens_details": {"cache_creation_tokens": 900}}},
+            Usage(input_tokens=1_000, cache_write_tokens=900),
+            id="and by LiteLLM's name",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 200, "cache_read_input_tokens": 800, "cache_creation_input_tokens": 50}},
+            Usage(input_tokens=1_050, cache_read_tokens=800, cache_write_tokens=50),
+            id="a gateway that counts cached tokens beside the prompt",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 200, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 800}},
+            Usage(input_tokens=1_000, cache_read_tokens=0, cache_write_tokens=800),
+            id="and written ones",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 10.0, "completion_tokens": 2.5, "cached_tokens": 4.0}},
+            Usage(input_tokens=10, cache_read_tokens=4),
+            id="whole numbers with a point",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 10, "completion_tokens": 10**12 + 1, "cached_tokens": 1e300}},
+            Usage(input_tokens=10),
+            id="more than anything holds",
+        ),
+        pytest.param({"usage": {"prompt_tokens": 1e13}}, None, id="a prompt larger than any"),
+        pytest.param(
             {"timings": {"cache_n": 90, "prompt_n": 10, "predicted_n": 5}},
             Usage(input_tokens=100, output_tokens=5, cache_read_tokens=90),
             id="llama.cpp's timings alone",
