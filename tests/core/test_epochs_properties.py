@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import plan, render, reply, request, tokens
@@ -540,13 +540,25 @@ def test_in_an_epoch_no_item_stands_twice_in_the_same_version(
 
 
 @rules
+@example(
+    script=[
+        Ask(), Ask(attached=(block("a.md", 1),), kept="first", own=True, gap="\nand\n"), Ask(),
+        Store("stripped", spaced=False), Edit(back=1, then=Ask()),
+    ],
+    promotion="deferred", budget=None,
+)  # fmt: skip
 @given(script=scripts, promotion=PROMOTIONS, budget=budgets)
 def test_an_abandoned_branch_never_shows_up(script: Sequence[Op], promotion: str, budget: int | None) -> None:
-    """Whatever is forwarded was sent in this request, or in one that it extends through the answers given."""
+    """What is forwarded was sent in this request, in one it extends, or in a turn that both have, answer and all."""
     client = Client(promotion=promotion, budget=budget).play(script)
     for place, sent in enumerate(client.all):
         line = [sent, *(other for other in client.all[:place] if sent.extends(other))]
         allowed = {one for other in line for one in [*items_of(other.body["messages"]), *brought(other)]}
+        places = sent.made.places
+        for other in client.all[:place]:
+            both = zip(other.made.places[1:], places[1:], strict=False)
+            common = [index for index, (one, two) in enumerate(both) if one == two]
+            allowed |= set(items_of([other.body["messages"][index] for index in common]))
         assert set(items_of(sent.messages)) <= allowed
         said = {words(BLOCK.sub("", text_of(message))) for other in line for message in other.body["messages"]}
         for message in sent.messages:
