@@ -44,17 +44,26 @@ class Past:
         return summary.frame(self.summaries[place]) if place in self.summaries else ""
 
 
-def past(request: Request, recalled: Recalled, order: Iterable[bytes], l1: L1) -> Past:
+def past(request: Request, recalled: Recalled, order: Iterable[bytes], l1: L1, look: Look) -> Past:
     """Find what a request extends; `order` are its tools as they are to stand, `l1` is its L1."""
     messages, parts = request.messages, request.parts
     epoch = lineage.current(request.places[parts.leading :], recalled)
-    frozen = lineage.match(request, recalled, epoch.place) if epoch else {}
+    l1_digest = l1.digest or _digest(messages[index].meaning for index in range(parts.leading))
+    frozen: dict[int, Frozen] = {}
+    if epoch is not None:
+        matched = lineage.match(request, recalled, epoch.place)
+        frozen = {index: one for index, each in matched.items() if (one := _replayed(request, index, each, look))}
+        # What they name may have been lost.
+        while missing := _missing(
+            request, _slots(request, epoch, l1_digest, frozen, look), epoch, _cut(request, epoch)
+        ):
+            frozen = {index: each for index, each in frozen.items() if index not in missing}
     begun = lineage.attempt(request, parts.newest, recalled, epoch.place) if epoch and parts.turns else None
     return Past(
         epoch=epoch,
         frozen=frozen,
         begun=dict(begun.values) if begun else {},
-        l1=l1.digest or _digest(messages[index].meaning for index in range(parts.leading)),
+        l1=l1_digest,
         tools=_digest([*order, request.member("functions")]),
         summaries=recalled.summaries,
     )
@@ -79,25 +88,12 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
 
     Context the client sends in an older turn and that stands nowhere is brought by the newest turn.
     """
-    slots = [Slot(message) for message in request.messages]
-    if found.l1 == epoch.l1 and len(epoch.leading) == request.parts.leading:
-        for index, raw in enumerate(epoch.leading):
-            own = look(raw).meaning == request.messages[index].meaning
-            slots[index] = Slot(request.messages[index], fixed=True) if own else _as_frozen(request, index, raw, look)
-    for index, frozen in found.frozen.items():
-        raw = frozen.raw
-        if not request.messages[index].freezes or _differ(request.raw(index), raw):
-            # The client's own message, and what it once brought beside it.
-            raw = render.message(request.raw(index), Change(before=frozen.brought))
-        if (came := _outputs(request.messages[index])) and came - _outputs(look(raw)):
-            # A tool's output that came back belongs to its turn: no other can bring it.
-            continue
-        slots[index] = _as_frozen(request, index, raw, look)
-    cut = _cut(request, epoch) if cut is None else cut
+    slots = _slots(request, epoch, found.l1, found.frozen, look)
+    if cut is None:
+        cut = _cut(request, epoch)
     while missing := _missing(request, slots, epoch, cut):
-        # What they named was dropped, or has been lost.
-        if request.signed:
-            cut = dataclasses.replace(cut, dropped=_through(request, cut, missing[-1]))
+        # What they name was dropped: signed reasoning is accepted back only behind what it was made from.
+        cut = dataclasses.replace(cut, dropped=_through(request, cut, missing[-1]))
         for index in missing:
             slots[index] = Slot(request.messages[index])
     shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
@@ -115,6 +111,32 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
     )
 
 
+def _replayed(request: Request, index: int, frozen: Frozen, look: Look) -> Frozen | None:
+    """Return what of a frozen message stands again; None where the client's own message does."""
+    message = request.messages[index]
+    if not message.freezes or _differ(request.raw(index), frozen.raw):
+        # The client's own, and what it once brought beside it.
+        own = render.message(request.raw(index), Change(before=frozen.brought))
+        frozen = dataclasses.replace(frozen, raw=own, values=())
+        if not frozen.brought:
+            return None
+    came = _outputs(message)
+    # A tool's output that came back belongs to its turn: no other can bring it.
+    return None if came and came - _outputs(look(frozen.raw)) else frozen
+
+
+def _slots(request: Request, epoch: Epoch, l1: bytes, frozen: Mapping[int, Frozen], look: Look) -> list[Slot]:
+    """Return a request's messages, L1 and those that stand again as they were forwarded."""
+    slots = [Slot(message) for message in request.messages]
+    if l1 == epoch.l1 and len(epoch.leading) == request.parts.leading:
+        for index, raw in enumerate(epoch.leading):
+            own = look(raw).meaning == request.messages[index].meaning
+            slots[index] = Slot(request.messages[index], fixed=True) if own else _as_frozen(request, index, raw, look)
+    for index, each in frozen.items():
+        slots[index] = _as_frozen(request, index, each.raw, look)
+    return slots
+
+
 def _missing(request: Request, slots: Sequence[Slot], epoch: Epoch, cut: Cut) -> list[int]:
     """Find the frozen messages kept that name what stands nowhere in front of them."""
     lead = any(message.form != "none" for message in request.messages[: request.parts.leading])
@@ -128,7 +150,9 @@ def _missing(request: Request, slots: Sequence[Slot], epoch: Epoch, cut: Cut) ->
             # A frozen message holds what stood at its head.
             labels, head = labels if slot.fixed else labels | head, set()
         labels |= {item.label for item in library.items(slot.message)}
-        if slot.fixed and not all(name in labels or name.rpartition(" (")[0] in labels for name in slot.message.names):
+        # What the client says itself in such words is no reference.
+        names = {*slot.message.names} - {*request.messages[index].names} if slot.fixed else set()
+        if not all(name in labels or name.rpartition(" (")[0] in labels for name in names):
             missing.append(index)
     return missing
 

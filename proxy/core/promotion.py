@@ -33,7 +33,7 @@ def eager(job: Job, recalled: Recalled) -> Arranged:
 def deferred(job: Job, recalled: Recalled) -> Arranged:
     """The log: continue the epoch this request extends, or end it and begin another."""
     request = job.request
-    found = history.past(request, recalled, job.order, job.current.l1)
+    found = history.past(request, recalled, job.order, job.current.l1, job.look)
     epoch = found.epoch
     if epoch is None:
         return _begun(job, found, job.fitted(job.own(lasting=True)), "first")

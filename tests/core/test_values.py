@@ -377,3 +377,14 @@ def test_what_no_user_message_can_take_stays_in_l1() -> None:
                     lines=ANALYST.lines(request.messages[:1], b"tenant")),
     )  # fmt: skip
     assert render.body(request, made.draft, ask_usage=False) == request.body
+
+
+def test_a_value_that_was_told_in_a_turn_which_is_not_replayed_is_told_again() -> None:
+    """A client may send a turn with another member beside its words: what had been put there does not stand there."""
+    client = Client(name="c")
+    client.say(timed(1), user("a"))
+    client.say(timed(2), user("a"), OK, user("b"))
+    client.say(timed(3), user("a"), OK, user("b"), OK, user("c"))
+    sent = client.say(timed(3), user("a"), OK, user("b"), OK, {**user("c"), "name": "ada"}, OK, user("d"))
+    assert sent[5] == {**user("c"), "name": "ada"}
+    assert str(sent).count("10:03") == 1
