@@ -150,7 +150,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         texts=found if wire.role in SYSTEM_ROLES or any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         answers=_answers(wire),
-        names=_names(raw, held_texts) if wire.role == "user" else (),
+        names=_names(found) if wire.role == "user" and _ATTACHED in raw else (),
         media=media,
         marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),
@@ -196,10 +196,8 @@ def texts(raw: bytes) -> tuple[Form, list[tuple[int, int, str]], int]:
     return "parts", found, media
 
 
-def _names(raw: bytes, held: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
-    if _ATTACHED not in raw:
-        return ()
-    found = [lines for _, _, text in held for lines in _REFERENCE.findall(text)]
+def _names(texts: Sequence[Text]) -> tuple[str, ...]:
+    found = [lines for text in texts for lines in _REFERENCE.findall(_outside(text))]
     return tuple(line.removeprefix("- ") for lines in found for line in lines.splitlines())
 
 

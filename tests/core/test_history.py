@@ -468,3 +468,19 @@ def test_a_turn_whose_reference_leads_nowhere_is_not_replayed(talk: Open) -> Non
     del log[next(place for place, attempts in log.items() if any(b"One?" in each.raw for each in attempts.values()))]
     said = [user("One?"), OK, user("Two?"), OK, user("Three?")]
     assert messages(named.say(chat(*said), "ok")) == [SYSTEM, *said]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(f"{above('ghost.md')}\nOne, please?", id="beside its items"),
+        pytest.param(f"<document id='log'>{WORDS}\n{above('ghost.md')}\n</document>\nOne, please?", id="in one"),
+    ],
+)
+def test_what_a_client_says_in_the_words_of_a_reference_is_none(said: str, talk: Open) -> None:
+    """Somebody pastes what was forwarded: the turn is replayed as any other."""
+    named = talk()
+    first = named.say(chat(user(f"{note('a.md')}\n{said}")), "ok")
+    stripped = said[said.index("One") :] if "<document" in said else said
+    sent = named.say(chat(user(stripped), OK, user("Two?")), "ok")
+    assert sent.startswith(first.removesuffix(b"]}"))
