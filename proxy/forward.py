@@ -153,12 +153,13 @@ async def _render(call: Call, raw: bytes, *, ask_usage: bool) -> bytes:
 async def _refuses_options(answer: Answer) -> bool:
     """Whether an answer refuses the options that were added, in whatever words and with whatever status.
 
-    Of what succeeded only JSON is looked at, and only to its first byte where it is a stream under another name.
+    Of what succeeded only JSON whose length is stated is looked at: all else may be a stream under another name.
     """
     try:
         if answer.status < _REFUSED:
             json = answer.header(b"content-type").startswith(b"application/json")
-            if not json or not (await answer.peek(1)).startswith(b"{"):
+            length = answer.header(b"content-length")
+            if not json or not length.isdigit() or int(length) > _LONG_BYTES:
                 return False
         refusal = relay.plain(await answer.peek(), answer.header(b"content-encoding"))
     except BaseException:

@@ -115,7 +115,7 @@ async def stream(answer: Answer, passing: Passing, receipt: Raw, *, strip_usage:
 
 
 async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Inflate | None) -> None:
-    ended = False
+    ended = done = False
     while not ended:
         data = await answer.read()
         ended = not data
@@ -125,7 +125,8 @@ async def _pump(answer: Answer, tap: sse.Stream, passing: Passing, inflate: Infl
         if passed and passing.heard is not None:
             passing.told.keep(passed)
         # Some clients leave at the first finish reason; some upstreams give one with every piece.
-        if tap.complete and (ended or tap.done or not passing.told.heard_bytes):
+        if tap.complete and (ended or done != tap.done or not passing.told.heard_bytes):
+            done = tap.done
             passing.listen(reply.of_stream, passing.told.kept_whole())
         if passed:
             await passing.on(passed)

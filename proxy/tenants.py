@@ -93,10 +93,10 @@ class Tenants:
             if found is None:
                 raise StrataError(UNKNOWN_KEY, "Incorrect API key provided. It belongs to no tenant of this proxy.")
             return found
-        credential = {name: value for name, value in headers.items() if is_credential(name.encode("latin-1"))}
+        credential = {name: headers[name] for name in headers if is_credential(name.encode("latin-1"))}
         if keys := keys_in(query.encode("latin-1")):
             credential["query"] = b"&".join(keys).decode("latin-1")
-        if len(credential) > 1:
+        if not credential.keys().isdisjoint(_KEYS):
             # Beside a key a cookie says nothing: the upstream's own edge sets some.
             credential.pop("cookie", None)
         spender = next(({name: credential[name]} for name in _SPENDING if name in credential), credential)
@@ -168,7 +168,8 @@ def _profile(settings: Settings, upstream_url: str) -> Profile:
 
 
 # A cookie says who somebody is only where no key does: load balancers set a new one with every answer.
-_SPENDING = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "query", "cookie")
+_KEYS = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "query")
+_SPENDING = (*_KEYS, "cookie")
 """What an upstream may charge by, the first that is there: what else a client sends makes it nobody else."""
 
 

@@ -111,6 +111,8 @@ def test_without_tenants_the_clients_key_passes_through() -> None:
         ({"authorization": "Bearer 1"}, {"authorization": "Bearer 1", "openai-organization": "o"}),
         ({"authorization": "Bearer 1"}, {"authorization": "Bearer 1", "openai-project": "p"}),
         ({"cookie": "c"}, {"cookie": "d"}),
+        ({"cookie": "c", "x-subscription-tier": "free"}, {"cookie": "d", "x-subscription-tier": "free"}),
+        ({"cookie": "c", "x-csrf-token": "t"}, {"cookie": "d", "x-csrf-token": "t"}),
         ({"authorization": "Bearer 1"}, {}),
         *(
             ({"authorization": "Bearer EMPTY", name: "1"}, {"authorization": "Bearer EMPTY", name: "2"})

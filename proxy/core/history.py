@@ -167,7 +167,7 @@ def _differ(sent: bytes, frozen: bytes) -> bool:
     """Whether a message comes with other members than it had, its words apart: replay only fills in context."""
     try:
         return sent != frozen and _beside_words(sent) != _beside_words(frozen)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return True
 
 

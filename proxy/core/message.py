@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -134,6 +135,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
     try:
         wire = _wire.decode(raw)
         form, held_texts, media = texts(raw)
+        means = meaning(raw) if wire.role in SYSTEM_ROLES else b""
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, Odd) as error:
         raise Odd("odd_message") from error
     held = wire.role == "user" or wire.role in SYSTEM_ROLES
@@ -142,7 +144,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
     calls = [*(wire.tool_calls or ()), *legacy]
     return Message(
         digest=hashlib.sha256(raw).digest(),
-        meaning=meaning(raw) if wire.role in SYSTEM_ROLES else b"",
+        meaning=means,
         size_bytes=len(raw),
         role=wire.role,
         form=form,
@@ -224,7 +226,9 @@ def words_of(function: Function) -> tuple[str, str]:
     """Return a function's name, and what it is called with as it is spelled."""
     name, raw = function.name or "", bytes(function.arguments)
     if raw.startswith(b'"'):
-        return name, _string.decode(raw)
+        with contextlib.suppress(msgspec.DecodeError):
+            # Of an answer's piece a character may have been cut.
+            return name, _string.decode(raw)
     return name, "" if raw == b"null" else raw.decode("utf-8", "replace")
 
 

@@ -20,9 +20,13 @@ _DONE = re.compile(rb"(?:\A|[\r\n])data:\s*\[DONE\]")
 _ERROR_EVENT = re.compile(rb"(?:\A|[\r\n])event:\s*error\s*(?:[\r\n]|\Z)")
 _MAYBE_ERROR = re.compile(rb'"error"\s*:\s*[{"]|"(?:type|object|finish_reason)"\s*:\s*"error"')
 _DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data:[ ]?([^\r\n]*)")
+_FIELDS = (b"event:", b"id:", b"retry:")
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 _BESIDE_USAGE = frozenset({"choices", "usage", "timings", "x_groq", "stats", "metrics", "perf_metrics"})
 """Members that are no content: a chunk of usage may have them."""
+_ABOUT = frozenset(
+    {"id", "object", "created", "model", "system_fingerprint", "service_tier", "provider", "obfuscation"}
+)
 
 LARGEST_HELD = 65_536
 """An unfinished event longer than this is passed on as it grows: no usage chunk is that long."""
@@ -42,7 +46,7 @@ class _Chunk(msgspec.Struct):
     @property
     def fails(self) -> bool:
         """Whether it says that the answer has failed, in one of the dialects in which upstreams do."""
-        told = self.error is not None or "error" in (self.type, self.kind)
+        told = bool(self.error) or "error" in (self.type, self.kind)
         return told or any(choice.finish_reason == "error" for choice in self.choices or ())
 
 
@@ -143,8 +147,9 @@ class Stream:
                 kept.append(event)
                 continue
             self.usage_event = event
-            takes = self.strip_usage and not chunk.choices and chunk.usage is not msgspec.UNSET and _only_usage(event)
-            kept.append(_before_data(event) if takes else event)
+            takes = self.strip_usage and not chunk.choices and chunk.usage is not msgspec.UNSET
+            takes = takes and _only_usage(event, strict=chunk.choices is None)
+            kept.append(_before(event) if takes else event)
         return b"".join(kept)
 
 
@@ -152,7 +157,7 @@ def _goes_on(line: bytes) -> bool:
     """Whether a line may go on before its event is whole: no usage chunk comes of it, and its data end with it."""
     found = _DATA.match(line)
     if found is None:
-        return True
+        return not line.startswith(_FIELDS)
     value = found[1].strip()
     whole = value.count(b"{") == value.count(b"}") and value.count(b"[") == value.count(b"]")
     return whole and value.endswith((b"}", b"]")) and not _USAGE.search(line)
@@ -162,16 +167,26 @@ def _any_fails(data: bytes) -> bool:
     return any(chunk.fails for chunk in map(payload, events(data)) if chunk is not None)
 
 
-def _only_usage(event: bytes) -> bool:
-    """Whether nothing is lost with a chunk of usage: what stands beside it is about the answer, no part of it."""
-    members = {name: bytes(value) for name, value in _members.decode(data(event)).items() if name not in _BESIDE_USAGE}
-    return "error" not in members and not any(value[:1] in b"{[" and value[1:-1].strip() for value in members.values())
+def _only_usage(event: bytes, *, strict: bool) -> bool:
+    """Whether nothing is lost with a chunk of usage: what stands beside it is about the answer, no part of it.
+
+    Where it is not said that there are no choices (`strict`), only what is known to be about it may stand there.
+    """
+    try:
+        members = {name: bytes(value) for name, value in _members.decode(data(event)).items()}
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    more = {name: value for name, value in members.items() if name not in _BESIDE_USAGE}
+    if strict:
+        return more.keys() <= _ABOUT
+    return "error" not in more and not any(value[:1] in b"{[" and value[1:-1].strip() for value in more.values())
 
 
-def _before_data(event: bytes) -> bytes:
-    """Return an event's lines in front of its data: a comment that keeps the connection alive."""
+def _before(event: bytes) -> bytes:
+    """Return what in front of an event's data is not its own: comments, and the blank line that ends the one before."""
     found = _DATA.search(event)
-    return event[: found.start()] if found else event
+    lines = event[: found.start()].splitlines(keepends=True) if found else []
+    return b"".join(line for line in lines if line.startswith(b":") or not line.strip())
 
 
 def begins(data: bytes) -> bool:
@@ -192,7 +207,7 @@ def payload(event: bytes) -> _Chunk | None:
     """Return an event's data as a chat chunk; None when it is none."""
     try:
         return _chunk.decode(data(event))
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
 
 

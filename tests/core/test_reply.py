@@ -84,6 +84,11 @@ PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Fine."}
             id="the older form of a call",
         ),
         pytest.param(
+            stream({"tool_calls": [call("f", "x")]}).replace(b'"x"', b'"\xc3"'),
+            {"content": None, "tool_calls": [call("f", '"\ufffd"')]},
+            id="a character that was cut",
+        ),
+        pytest.param(
             b'{"choices":[{"message":{"content":"","tool_calls":[{"function":{"name":"f","arguments":{"a": 1}}}]}}]}',
             {"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]},
             id="arguments that are an object",

@@ -102,7 +102,7 @@ def test_what_goes_on_before_a_break_is_whole_lines(raw: bytes, cut: int) -> Non
 @pytest.mark.parametrize(
     "line",
     [
-        b": ping", b":", b"", b"id: 1", b"event: message", b'data: {"choices":[{"delta":{"content":"a"}}]}',
+        b": ping", b":", b"", b'data: {"choices":[{"delta":{"content":"a"}}]}',
         b'data:{"choices":[],"usage":null}', b"data: [DONE]", b'data: {"error":"x"}',
     ],
 )  # fmt: skip
@@ -125,18 +125,27 @@ def test_a_chunk_of_usage_has_many_forms(beside: bytes, strip: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside", [b'"error":{"message":"x"}', b'"error":"x"', b'"citations":["a"]', b'"prompt_filter_results":[{"a":1}]']
+    "beside",
+    [
+        b'"type":"content-delta","response":" world"',
+        b'"error":{"message":"x"}',
+        b'"error":"x"',
+        b'"citations":["a"]',
+        b'"prompt_filter_results":[{"a":1}]',
+    ],
 )
 def test_what_is_more_than_usage_is_passed_on(beside: bytes) -> None:
     """Nothing is lost that stands in one chunk with it."""
-    chunk = b'data: {"choices":[],' + beside + b',"usage":{"prompt_tokens":9}}\n\n'
+    choices = b"" if b"response" in beside else b'"choices":[],'
+    chunk = b"data: {" + choices + beside + b',"usage":{"prompt_tokens":9}}\n\n'
     assert feed([chunk])[0] == chunk
 
 
-def test_a_sign_of_life_in_front_of_usage_is_passed_on() -> None:
-    """However the network cuts it."""
-    raw = b": ping\n" + USAGE + b"\n\n"
-    assert feed([raw])[0] == feed(bytewise(raw))[0] == b": ping\n"
+@pytest.mark.parametrize("fields", [b"", b"event: usage\nid: 1\n"])
+def test_a_sign_of_life_in_front_of_usage_is_passed_on(fields: bytes) -> None:
+    """However the network cuts it; an event's own fields go with it."""
+    raw = b": ping\n" + fields + USAGE + b"\n\n" + DONE + b"\n\n"
+    assert feed([raw])[0] == feed(bytewise(raw))[0] == b": ping\n" + DONE + b"\n\n"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +170,8 @@ def test_an_error_is_known_in_whatever_dialect(chunk: bytes) -> None:
         b'{"choices":[{"delta":{"content":"\\"error\\": {"}}]}',
         b'{"choices":[{"delta":{},"error":"x"}]}',
         b'{"error":null,"choices":[]}',
+        b'{"choices":[{"delta":{"content":"x"}}],"error":""}',
+        b'{"error":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
         b'{"choices":[{"delta":{"tool_calls":[{"type":"error"}]}}]}',
     ],
 )
