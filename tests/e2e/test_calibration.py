@@ -7,7 +7,7 @@ import pytest
 
 from proxy import ranks
 from proxy.core import tokens
-from tests.e2e.kit import Wire, scripted, strata
+from tests.e2e.kit import Wire, scripted, strata, until
 
 BUDGET = 20_000
 TURN = "今天的天气很好，我们去公园散步，然后在河边吃午饭。" * 12
@@ -47,6 +47,12 @@ async def test_the_guards_error_falls_below_two_percent_within_twenty_requests(r
         # The last turn that fits, to the token: a longer question alone does not.
         async with strata(upstream.url, **options) as replica:
             await replica.post({"model": "mystery-7b", "messages": history[:1]})
+
+            async def asked() -> bool:
+                return await replica.total("strata_token_ratio", model="other") > 0
+
+            # No request waits for what others have learned.
+            await until(asked)
             assert await replica.total("strata_token_ratio", model="other") == pytest.approx(learned, rel=0.011)
             room = BUDGET - 100 - tokens.PRIMING
             turns = [message for message in history if message["role"] == "user"]
