@@ -27,13 +27,15 @@ _members = msgspec.json.Decoder(dict[str, object])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What a request extends: its places, the epoch it continues, and how earlier messages were forwarded.
+    """What a request extends: the epoch it continues, and how earlier messages were forwarded.
 
-    `begun` are the current values that were told when the newest turn began, by slot.
+    `slots` are the request's messages, those among them that stand again as they were forwarded. `begun` are the
+    current values that were told when the newest turn began, by slot.
     """
 
     epoch: Epoch | None
     frozen: Mapping[int, Frozen]
+    slots: tuple[Slot, ...]
     begun: Mapping[int, str]
     l1: bytes
     tools: bytes
@@ -50,18 +52,21 @@ def past(request: Request, recalled: Recalled, order: Iterable[bytes], l1: L1, l
     epoch = lineage.current(request.places[parts.leading :], recalled)
     l1_digest = l1.digest or _digest(messages[index].meaning for index in range(parts.leading))
     frozen: dict[int, Frozen] = {}
+    slots: list[Slot] = []
     if epoch is not None:
         matched = lineage.match(request, recalled, epoch.place)
         frozen = {index: one for index, each in matched.items() if (one := _replayed(request, index, each, look))}
         # What they name may have been lost.
-        while missing := _missing(
-            request, _slots(request, epoch, l1_digest, frozen, look), epoch, _cut(request, epoch)
-        ):
-            frozen = {index: each for index, each in frozen.items() if index not in missing}
+        slots, cut = _slots(request, epoch, l1_digest, frozen, look), _cut(request, epoch)
+        while missing := _missing(request, slots, epoch, cut):
+            for index in missing:
+                slots[index] = Slot(messages[index])
+                frozen.pop(index, None)
     begun = lineage.attempt(request, parts.newest, recalled, epoch.place) if epoch and parts.turns else None
     return Past(
         epoch=epoch,
         frozen=frozen,
+        slots=tuple(slots),
         begun=dict(begun.values) if begun else {},
         l1=l1_digest,
         tools=_digest([*order, request.member("functions")]),
@@ -88,14 +93,13 @@ def resume(request: Request, epoch: Epoch, found: Past, look: Look, *, values: V
 
     Context the client sends in an older turn and that stands nowhere is brought by the newest turn.
     """
-    slots = _slots(request, epoch, found.l1, found.frozen, look)
-    if cut is None:
-        cut = _cut(request, epoch)
-    while missing := _missing(request, slots, epoch, cut):
+    slots = list(found.slots)
+    while cut and (missing := _missing(request, slots, epoch, cut)):
         # What they name was dropped: signed reasoning is accepted back only behind what it was made from.
         cut = dataclasses.replace(cut, dropped=_through(request, cut, missing[-1]))
         for index in missing:
             slots[index] = Slot(request.messages[index])
+    cut = cut or _cut(request, epoch)
     shorten_slots(slots, request, cut.shortened - found.frozen.keys(), look)
     late = _late(request, slots, epoch, cut)
     shelf = Library(epoch.library)

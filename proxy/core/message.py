@@ -118,12 +118,9 @@ class _Wire(msgspec.Struct):
     reasoning_details: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_ATTACHED = b"Context attached:"
-_REFERENCE = re.compile(
-    r"^Context attached:\n((?:- .*\n)+)Find them (?:in the Context Library above|above in this conversation)\.$",
-    re.MULTILINE,
-)
-"""What `reference` writes."""
+ATTACHED, IN_LIBRARY, ABOVE = "Context attached:", "in the Context Library above.", "above in this conversation."
+"""The words of a reference, the seed's own."""
+_REFERENCE = re.compile(rf"^{ATTACHED}\n((?:- .*\n)+)Find them (?:{IN_LIBRARY}|{ABOVE})$", re.MULTILINE)
 _SIGNATURE = re.compile(rb'"(?:signature|encrypted_content)"\s*:')
 _wire = msgspec.json.Decoder(_Wire)
 _string = msgspec.json.Decoder(str)
@@ -152,7 +149,7 @@ def analyse(raw: bytes, *, tags: Tags, count: Count) -> Message:
         texts=found if wire.role in SYSTEM_ROLES or any(text.blocks for text in found) else (),
         calls=tuple(call.id for call in calls),
         answers=_answers(wire),
-        names=_names(found) if wire.role == "user" and _ATTACHED in raw else (),
+        names=_names(found) if wire.role == "user" and ATTACHED.encode() in raw else (),
         media=media,
         marked=any(mark in raw for mark in MARKS),
         signed=_signed(raw, wire),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.draft import NONE_REPLACED, Replaced, Replacement, touches
 from proxy.core.items import Item
-from proxy.core.message import Message, Text
+from proxy.core.message import ABOVE, ATTACHED, IN_LIBRARY, Message, Text
 
 Key = tuple[str, str]
 """What makes two items versions of one."""
@@ -85,9 +85,9 @@ class Seen:
 
 
 def reference(named: Sequence[Named]) -> str:
-    """Say where items stand, in the seed's own words."""
-    where = "in the Context Library above." if all(each.in_library for each in named) else "above in this conversation."
-    return "\n".join(["Context attached:", *(each.line for each in named), f"Find them {where}"])
+    """Say where items stand."""
+    where = IN_LIBRARY if all(each.in_library for each in named) else ABOVE
+    return "\n".join([ATTACHED, *(each.line for each in named), f"Find them {where}"])
 
 
 def replace(text: Text, seen: Seen, spelled: Mapping[bytes, bytes]) -> tuple[Replacement, ...]:

@@ -27,6 +27,7 @@ _BESIDE_USAGE = frozenset({"choices", "usage", "timings", "x_groq", "stats", "me
 _ABOUT = frozenset(
     {"id", "object", "created", "model", "system_fingerprint", "service_tier", "provider", "obfuscation"}
 )
+"""Members that say of which answer a chunk is."""
 
 LARGEST_HELD = 65_536
 """An unfinished event longer than this is passed on as it grows: no usage chunk is that long."""
